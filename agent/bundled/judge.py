@@ -6,11 +6,12 @@ For each answer one request goes to the judge, at most `parallel` of them at onc
 - `classify`: the template as a text; the number of a class or a reward model (vLLM, SGLang)
 - `score`: prompt and answer as a pair of texts; the score of the pair (vLLM, SGLang)
 
-There may be several judges: requests go to them in turn. While none of them answers or has room, a
-request is held as long as its client waits. A judge that fails is asked again, and so is one whose
-reply has no grade. An answer that stays without a grade fails its whole batch with a sentence: no
-reward is made up for it, unless the user has set `ungraded`. Grades are remembered for a while: a
-client may send a batch again.
+There may be several judges: a request goes to the one that has the fewest of them. One that was
+silent or had no room gets one request at a time until it replies. While no judge answers or has
+room, a request is held as long as its client waits. A judge that fails is asked again, and so is
+one whose reply has no grade. An answer that stays without a grade fails its whole batch with a
+sentence: no reward is made up for it, unless the user has set `ungraded`. Grades are remembered for
+a while: a client may send a batch again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import aiohttp
+import anyio
 import msgspec
 from msgspec import Struct, field
 
@@ -63,13 +65,16 @@ _MOST_REPLY = 1 << 20  # bytes
 _MOST_TOKENS = 1 << 40  # of one reply, as a usage that can be true
 _SHOWN = 120  # characters of a reply in a sentence
 _LONGEST_PAUSE = 20.0  # of a judge that has no room
+_SHORTEST_PAUSE = 0.5  # of one that asks for none
+_MOST_DOUBLINGS = 10  # of a pause
 _DOWN_PAUSE = 0.25  # until one is asked again that accepts no connection, doubled each time
 _LONGEST_DOWN = 1.0
 _THERE = 10.0  # Seconds for a judge to show that it is there, after a grade that did not come
 _REMEMBERED = 600.0  # seconds
 _SOON = 2.0  # Seconds for a new grade; then one that was given longer ago is given again
 _MOST_REMEMBERED = 1 << 16
-_LATER = {408, 425, 429}  # statuses of a judge that has no room; so has 502 and what follows
+_NO_ROOM = {425, 429, 502, 503}  # statuses of a judge that has no room, or is not there
+_LATE = {408, 504}  # statuses that say what a request without a reply in time does
 _OF_THE_TEXT = {400, 413, 422}  # statuses that refuse this text, such as one that is too long
 
 
@@ -86,7 +91,7 @@ class _AwayError(Exception):
 
     def __init__(self, why: str, pause: float, longest: float) -> None:
         super().__init__(why)
-        self.pause = pause  # seconds until it is asked again; doubled each time
+        self.pause = pause  # seconds until it is asked again; doubled with each round
         self.longest = longest
 
 
@@ -142,23 +147,35 @@ class _Reply(NamedTuple):
 
 
 class _Server:
-    """One judge: whether it is away, and until when it is not asked."""
+    """One judge: whether it is away, until when it is not asked, and its requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.failures = 0
         self.away_until = 0.0
+        self.in_flight = 0
+        self.is_doubtful = False
+        """Whether it was silent or had no room, and has not replied since."""
+
+    def may_be_asked(self, now: float) -> bool:
+        """Return whether it gets another request now."""
+        return self.away_until <= now and not (self.is_doubtful and self.in_flight)
 
     def note_away(self, problem: _AwayError) -> None:
-        """Do not ask it for a while, longer each time."""
-        pause = min(problem.longest, problem.pause * 2.0**self.failures)
+        """Do not ask it for a while, longer with each round of requests that fail."""
+        self.is_doubtful = True
+        now = time.monotonic()
+        if now < self.away_until:
+            return  # another request of this round
+        doubled = problem.pause * 2.0 ** min(self.failures, _MOST_DOUBLINGS)
         self.failures += 1
-        self.away_until = time.monotonic() + pause
+        self.away_until = now + min(problem.longest, doubled)
 
     def note_reply(self) -> None:
         """Note that it is there."""
         self.failures = 0
         self.away_until = 0.0
+        self.is_doubtful = False
 
 
 class _Asking:
@@ -180,6 +197,7 @@ class Judge:
         self._say = say
         self._model = spec.model
         self._servers: list[_Server] = []
+        self._changed = asyncio.Event()  # What held requests wait for is another now
         self.use(spec.url)
         self._turn = 0
         self._held_since: float | None = None
@@ -203,6 +221,12 @@ class Judge:
         known = {server.url: server for server in self._servers}
         wanted = dict.fromkeys(url for url in urls.split(",") if url)
         self._servers = [known.get(url) or _Server(url) for url in wanted]
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have held requests look again for a judge that may be asked."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def grade(self, items: Sequence[ScoredItem]) -> list[GivenGrade]:
         """Return the verdicts in order; raise NoGradeError if one answer has none."""
@@ -281,8 +305,9 @@ class Judge:
         tries = 0
         why = ""
         has_answered = False
+        server: _Server | None = None
         while tries < spec.tries:
-            server = await self._choose()
+            server = await self._choose(server)
             try:
                 reply = await self._send(server, self._body(item, is_again=has_answered))
                 return GivenGrade(self._grade_in(reply))
@@ -293,31 +318,38 @@ class Judge:
             except _AskAgainError as problem:
                 tries += 1
                 has_answered = False
-                why = str(problem)
+                why = self._sentence(server, problem)
                 if tries < spec.tries:
-                    await asyncio.sleep(min(_LONGEST_PAUSE, 0.5 * 2.0**tries))
+                    pause = 0.5 * 2.0 ** min(tries, _MOST_DOUBLINGS)
+                    await asyncio.sleep(min(_LONGEST_PAUSE, pause))
             except _NoGradeInReplyError as problem:
                 tries += 1
                 has_answered = True
-                why = str(problem)
+                why = self._sentence(server, problem)
 
         # The judge works, and has no grade for this answer: is there a reward for that?
         if has_answered and spec.ungraded is not None:
             self.totals.ungraded += 1
             return GivenGrade(spec.ungraded, is_graded=False)
-        raise NoGradeError(f"the judge at {server.url}: {self._masked(why)} ({tries} tries)")
+        raise NoGradeError(f"{why} ({tries} tries)")
 
-    async def _choose(self) -> _Server:
-        """Return the judge whose turn it is of those that are there; wait until one may be."""
+    async def _choose(self, last: _Server | None) -> _Server:
+        """Return the judge with the fewest requests; wait until there is one that may be asked.
+
+        What `last` has failed goes to another judge if there is one.
+        """
         while self._servers:
+            changed = self._changed
             now = time.monotonic()
             self._turn += 1
             turn = self._turn % len(self._servers)
             in_turn = [*self._servers[turn:], *self._servers[:turn]]
-            server = min(in_turn, key=lambda server: max(now, server.away_until))
-            if server.away_until <= now:
-                return server
-            await asyncio.sleep(server.away_until - now)
+            ready = [server for server in in_turn if server.may_be_asked(now)]
+            if ready:
+                return min(ready, key=lambda server: (server is last, server.in_flight))
+            pauses = [server.away_until - now for server in in_turn if server.away_until > now]
+            with anyio.move_on_after(min(pauses, default=math.inf)):
+                await changed.wait()
         raise NoGradeError("the judge was given up: see its log")
 
     def _note_away(self, server: _Server, problem: _AwayError) -> None:
@@ -326,14 +358,16 @@ class Judge:
         now = time.monotonic()
         if any(other.away_until <= now for other in self._servers):
             return
-        self.why_away = f"the judge at {server.url}: {self._masked(str(problem))}"
+        self.why_away = self._sentence(server, problem)
         if self._held_since is None:
             self._held_since = now
             self._say(f"requests are held until it answers: {self.why_away}")
 
     def _note_reply(self, server: _Server) -> None:
         """Note that a judge is there; log it if none was."""
-        server.note_reply()
+        if server.is_doubtful:
+            server.note_reply()
+            self._wake()
         self.why_away = ""
         if self._held_since is not None:
             held = time.monotonic() - self._held_since
@@ -360,11 +394,16 @@ class Judge:
 
     async def _send(self, server: _Server, body: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON
         """Send a request; return the JSON of its reply, and count what it cost."""
-        if not self._model:
-            self._model = await self._first_model(server)
-        body["model"] = self._model
-        self.totals.requests += 1
-        reply = await self._request(server, "POST", self._path, body)
+        server.in_flight += 1
+        try:
+            if not self._model:
+                self._model = await self._first_model(server)
+            body["model"] = self._model
+            self.totals.requests += 1
+            reply = await self._request(server, "POST", self._path, body)
+        finally:
+            server.in_flight -= 1
+            self._wake()
         usage = reply.get("usage") if isinstance(reply, dict) else None
         if isinstance(usage, dict):
             self.totals.prompt_tokens += _tokens(usage.get("prompt_tokens"))
@@ -391,6 +430,7 @@ class Judge:
             reply = await self._exchange(server, method, path, body, self._spec.within)
         except (asyncio.TimeoutError, TimeoutError):  # two things until Python 3.11
             late = f"no answer within {self._spec.within:g} s"
+            server.is_doubtful = True
             if await self._is_there(server):
                 raise _AskAgainError(late) from None
             raise _AwayError(late, _DOWN_PAUSE, _LONGEST_DOWN) from None
@@ -446,10 +486,13 @@ class Judge:
         if status == 200:
             return
         why = f"it answered {status}: {_excerpt(reply.text)}"
-        if status in _LATER or status > 500:
+        if status in _NO_ROOM:
             pause = float(reply.retry_after) if reply.retry_after.isdecimal() else 1.0
-            raise _AwayError(why, pause, max(pause, _LONGEST_PAUSE))
+            raise _AwayError(why, max(_SHORTEST_PAUSE, pause), _LONGEST_PAUSE)
         self._note_reply(server)
+        if status in _LATE:
+            server.is_doubtful = True
+            raise _AskAgainError(why)
         if status == 500:
             raise _AskAgainError(why)
         if status in _OF_THE_TEXT:
@@ -464,7 +507,7 @@ class Judge:
         if 300 <= status < 400:
             why = f"it redirects ({status}), which is not followed: set its own URL"
         hint = hints.get(status, "")
-        raise NoGradeError(f"the judge at {server.url}: {self._masked(why)}{hint}")
+        raise NoGradeError(f"{self._sentence(server, why)}{hint}")
 
     def _grade_in(self, reply: Any) -> float:  # noqa: ANN401 - any JSON
         """Return the grade that a reply has; raise if it has none."""
@@ -503,9 +546,11 @@ class Judge:
             )
         return numbers[at]
 
-    def _masked(self, text: str) -> str:
-        """Return a text without the key, which a server may send back."""
-        return text.replace(self._key, "********") if self._key else text
+    def _sentence(self, server: _Server, why: object) -> str:
+        """Return what a judge has done, without the key, which a server may send back."""
+        text = str(why)
+        masked = text.replace(self._key, "********") if self._key else text
+        return f"the judge at {server.url}: {masked}"
 
 
 def _texts_of(item: ScoredItem) -> dict[str, str]:

@@ -130,6 +130,12 @@ def memory_of(body: bytes | bytearray) -> int:
     return per_byte * len(body) + _ITEM_BYTES * (1 + body.count(b","))
 
 
+def memory_of_items(items: list[ScoredItem]) -> int:
+    """Return about the memory that items take while a judge is asked."""
+    texts = (text for item in items for text in item if isinstance(text, str))
+    return _ITEM_BYTES * len(items) + sum(map(sys.getsizeof, texts))
+
+
 def memory_of_grades(graded: list[maths.Grade]) -> int:
     """Return about the memory that grades take."""
     texts = [text for grade in graded for text in (grade.answer, grade.gold) if text is not None]
@@ -287,6 +293,7 @@ class RewardServer:
             items, is_single = await in_thread(read_request, body.data)
         body.data = bytearray()
         if self._judge is not None:
+            body.keep(memory_of_items(items))  # the request may be held for long
             verdicts = await self._judge.grade(items)
             if is_single:
                 return msgspec.json.encode(verdicts[0].reward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from agent.bundled import judge as judges
 from agent.bundled.judge import GRADE, GivenGrade, Judge, JudgeSpec, NoGradeError
 from agent.bundled.reward_server import KEY_VARIABLE, OPENRLHF_M, main, reply_of_judge
 from agent.processes.probing import REWARD_REQUEST, send_request
-from support.fake_server import Answer, Asked, FakeServer, by_turns
+from support.fake_server import Answer, Asked, FakeServer, by_turns, fake_server
 from support.free_ports import free_port
 from support.judge_server import chat, classes, judge_server, judging, posted, right_if_equal
 from support.reward_process import Reply, ask, reward_server
@@ -161,6 +162,10 @@ def test_the_engines_own_scores(  # noqa: PLR0913 - a row of a table
         (Answer(b"{" + b" " * (2 << 20)), "its reply is longer than"),
         (Answer({"error": "too long"}, 400), "it answered 400"),
         (Answer(b"", 500), "it answered 500: nothing"),
+        (Answer(b"", 408), "it answered 408: nothing (1 tries)"),
+        (Answer(b"", 501), "it answered 501"),
+        (Answer(b"late", 504), "it answered 504: late (1 tries)"),
+        (Answer(b"", 529), "it answered 529"),
         (Answer({"error": "key"}, 401), "is AGENT_JUDGE_KEY right?"),
         (Answer({"error": "model"}, 404), "are ask.path and ask.model right?"),
         (Answer(b"", 307, {"Location": "http://10.9.9.9/"}), "it redirects (307)"),
@@ -289,8 +294,116 @@ def test_a_batch_is_held_until_the_judge_is_back(
         thread.join()
 
 
+def test_a_long_outage_of_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause stays within its limit, however many requests were held through it."""
+    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(64)]
+
+    async def run() -> None:
+        judge = Judge(JudgeSpec("http://127.0.0.1:1", model="m", parallel=64))
+        requests = 0
+
+        async def refuse(*_: object) -> None:
+            nonlocal requests
+            requests += 1
+            if requests == 2_000:
+                judge.use("")
+            await asyncio.sleep(0)
+            raise judges._AwayError("down", 0.0, 0.0)  # noqa: SLF001 - as a refused connection
+
+        monkeypatch.setattr(judge, "_request", refuse)
+        with pytest.raises(NoGradeError, match="given up"), anyio.fail_after(30):
+            await judge.grade(items)
+        await judge.close()
+
+    anyio.run(run)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_burst_without_room_is_one_failure(status: int) -> None:
+    """Thirty-two requests that are refused together hold the judge off once, for a second."""
+    turns = by_turns(*[Answer(b"", status)] * 32, chat("Grade: 1"))
+    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(32)]
+    lock = threading.Lock()
+
+    def answer(asked: Asked) -> Answer:
+        with lock:
+            return turns(asked)
+
+    with judge_server(answer) as server:
+        began = time.monotonic()
+        verdicts, _ = graded(server.url, *items, model="m")
+        assert time.monotonic() - began < 10
+    assert len(verdicts) == 32
+
+
+@pytest.mark.parametrize("status", [408, 501, 504, 529])
+def test_a_text_that_always_fails_holds_no_other(status: int) -> None:
+    """The judge grades the others, and its batch fails at once or after its tries."""
+
+    def poisoned(asked: Asked) -> Answer:
+        is_poison = "poison" in asked.body["messages"][0]["content"]
+        return Answer(b"", status) if is_poison else right_if_equal(asked)
+
+    async def run(url: str) -> None:
+        judge = Judge(JudgeSpec(url, tries=2))
+        with anyio.fail_after(10):
+            with pytest.raises(NoGradeError, match=f"it answered {status}"):
+                await judge.grade([("poison", None, None)])
+            assert judge.why_away == ""
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
+        await judge.close()
+
+    with judge_server(poisoned) as server:
+        anyio.run(run, server.url)
+
+
+@pytest.mark.parametrize("seconds", ["0", "86400", "9" * 400, "Fri, 01 Jan 2100 00:00:00 GMT"])
+def test_a_pause_that_the_judge_asks_for_has_limits(seconds: str) -> None:
+    """It is half a second to twenty; another address is asked at once."""
+
+    async def run() -> None:
+        refusal = Answer(b"", 503, {"Retry-After": seconds})
+        with judge_server(lambda _: refusal) as busy, judge_server() as other:
+            async with Held(busy.url) as held:
+                (server,) = held.judge._servers  # noqa: SLF001 - no log shows it
+                assert 0.0 < server.away_until - time.monotonic() <= 20.0
+                held.judge.use(other.url)
+                with anyio.fail_after(5):
+                    assert await held.batch == [GivenGrade(1.0)]
+
+    anyio.run(run)
+
+
+def test_a_judge_that_hangs_slows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets one request at a time until it replies; then it grades again."""
+    monkeypatch.setattr(judges, "_THERE", 0.2)
+    hangs = threading.Event()
+    hangs.set()
+    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(200)]
+
+    def hanging(asked: Asked) -> Answer:
+        return Answer(b"", after=1.0) if hangs.is_set() else judging(right_if_equal)(asked)
+
+    async def run(urls: str) -> None:
+        judge = Judge(JudgeSpec(urls, within=0.5, parallel=8, model="m"))
+        with anyio.fail_after(20):
+            await judge.grade(items)
+            asked = len(posted(bad))
+            assert asked <= 8 + 4
+            hangs.clear()
+            await judge.grade([(f"It is not {n}", "", "1") for n in range(100)])
+        assert len(posted(bad)) >= asked + 20
+        await judge.close()
+
+    def brief(asked: Asked) -> Answer:
+        return right_if_equal(asked)._replace(after=0.02)
+
+    with judge_server(brief) as good, fake_server(hanging) as bad:
+        anyio.run(run, f"{bad.url},{good.url}")
+
+
 def test_of_several_judges_those_that_are_there_grade() -> None:
-    """In turn; one that is down costs no try, and a batch is held for none of them."""
+    """The one with the fewest requests does; one that is down costs no try, and holds no batch."""
     items: list[ScoredItem] = [(f"It is {n}", "", str(n % 2)) for n in range(12)]
     down = f"http://127.0.0.1:{free_port()}"
     with judge_server() as one, judge_server() as other:

@@ -21,10 +21,12 @@ import anyio
 import pytest
 
 from agent.base import times
+from agent.bundled.judge import JudgeSpec
 from agent.bundled.rehearsal import RewardClient, RewardError
 from agent.bundled.reward_server import NODES, BadRequestError, RewardServer, main, read_request
 from agent.processes.probing import reward_answers
 from agent.processes.waiting import NotYet, until
+from support.free_ports import free_port
 from support.reward_process import (
     NOTICE,
     PROGRAM,
@@ -529,6 +531,36 @@ def test_the_nodes_of_the_run_come_first(monkeypatch: pytest.MonkeyPatch) -> Non
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
             await asyncio.wait_for(small.wait_for(0), 20)
+
+    asyncio.run(scenario())
+
+
+def test_held_batches_count_by_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text with many commas takes far less than it might: all are held for the judge."""
+    monkeypatch.setattr("agent.serving.bodies.BODY_QUEUE", 1.0)
+    monkeypatch.setattr("agent.bundled.reward_server._MOST_MEMORY", 4 << 20)
+    down = JudgeSpec(f"http://127.0.0.1:{free_port()}", model="m")
+    server = RewardServer("/get_reward", 20.0, judge=down)
+    text = "1, " * 10_000
+
+    async def are_held() -> bool | NotYet:
+        return True if len(server._judge._pending) == 12 else NotYet()  # type: ignore[union-attr] # noqa: SLF001 - no reply shows it
+
+    async def scenario() -> None:
+        taken = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
+        async with server.program.served([taken]), aiohttp.ClientSession() as session:
+            asked = [
+                asyncio.create_task(session.post(url, json={"query": [f"{text}{number}"]}))
+                for number in range(12)
+            ]
+            await until(are_held, 10.0, longest=0.05)
+            assert not any(task.done() for task in asked)
+            used = server._bodies.used  # noqa: SLF001 - no reply shows it
+            assert 12 * len(text) <= used < 24 * len(text)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     asyncio.run(scenario())
 
