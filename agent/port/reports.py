@@ -83,11 +83,11 @@ class _Agent(Struct):
         """Return the platform's rank, or else the one that was assigned here."""
         return self.rank if self.hello.rank is None else self.hello.rank
 
-    def forget_heard(self, applied: Applied) -> None:
+    def forget_received(self, applied: Applied) -> None:
         """Drop the questions that it has received."""
         wanted = self.wanted
         if wanted is not None and applied.by == wanted.by:
-            new = [one for one in wanted.questions if one.number > applied.revision]
+            new = [asked for asked in wanted.questions if asked.number > applied.revision]
             self.wanted = replace(wanted, questions=tuple(new))
 
     def news_since(self, applied: Applied) -> NodeWanted | None:
@@ -235,7 +235,7 @@ class Reports:
         asked = () if agent.wanted is None else agent.wanted.questions
         if kind is QuestionKind.LOG:  # asked for again while its node is out of reach
             agent.asked_logs.add(name)
-            asked = tuple(one for one in asked if (one.kind, one.name) != (kind, name))
+            asked = tuple(other for other in asked if (other.kind, other.name) != (kind, name))
         question = Question(self._count + 1, kind, name, at)
         self._change(key, questions=(*asked, question))
 
@@ -282,7 +282,7 @@ class Reports:
         # Record it, unless a later one has overtaken it, and hold the reply if nothing is new.
         if not 0 < report.sequence <= agent.sequence:
             self._record_report(agent, report)
-            agent.forget_heard(report.applied)
+            agent.forget_received(report.applied)
             if report.news == self._reply.news and not agent.refusal:
                 await self._hold(agent, report, self._hold_of(agent, report))
         return self._reply_to(agent, agent.news_since(report.applied))
@@ -368,19 +368,20 @@ class Reports:
         ]
 
     async def _reports_still(self, key: str, limit: float) -> bool:
-        """Return whether an agent receives within `limit` seconds what is wanted of it as of now.
+        """Return whether an agent reports within `limit` seconds, and soon that it got the reply.
 
         A report by itself shows less: while this head was stopped, one that has ended since may
-        have sent several. A report that is held is answered now.
+        have sent several. A report that is held is answered now, with a new revision.
         """
         agent = self._agents.get(key)
         if agent is None:
             return False
-        if agent.wanted is not None:
-            self._change(key)
+        self._change(key)
         agent.wake.set()
-        with anyio.move_on_after(limit):
+        until = anyio.current_time() + times.HOLDER_REPORTS
+        with anyio.move_on_after(limit) as waiting:
             await agent.reported.wait()
+            waiting.deadline = until  # the second report follows after a round trip
             while agent.news_since(agent.applied) is not None:
                 await agent.reported.wait()
             return not agent.said_goodbye
@@ -468,11 +469,13 @@ class Reports:
             for rank, other in enumerate(names, 1)
             if other == hello.name and self._may_have(rank, hello.group)
         ]
+        former_of_run = [rank for rank in former if not self._is_of_spare(rank)]
         new = next(rank for rank in count(1) if self._is_unused(rank, hello.group))
         others = [new] if new <= self._most else [*range(1, new)]
         of_groups = self._ranks_without_node(hello.group, new)
         in_use = {agent.rank for agent in self._agents.values()} - {*of_groups}
-        rank: int = next(rank for rank in (*former, *of_groups, *others) if rank not in in_use)
+        in_order = (*former_of_run, *of_groups, *former, *others)
+        rank: int = next(rank for rank in in_order if rank not in in_use)
         if rank not in former:
             names.extend([""] * (rank - len(names)))
             names[rank - 1] = hello.name
@@ -498,14 +501,14 @@ class Reports:
             lacks_none = len(of_trainer) >= min(in_groups) - 1
             ranges = [*ranks_of.values()] if lacks_none and new > max(in_groups) else []
 
-        # An agent that replaces a killed one hears of the nodes one after the other.
+        # To an agent that replaces a killed one, the nodes report one after the other.
         may_report = self._clock() < times.AGENT_SILENT
-        gone = {agent.rank for agent in self._agents.values()}
+        known = {agent.rank for agent in self._agents.values()}
         ranks = [rank for ranks in ranges for rank in ranks if rank not in present]
         names = self._rank_names
         free = [rank for rank in ranks if rank > len(names) or not names[rank - 1]]
         had_one = [rank for rank in ranks if rank not in free]
-        return [*free, *(rank for rank in had_one if rank in gone or not may_report)]
+        return [*free, *(rank for rank in had_one if rank in known or not may_report)]
 
     def _end_as_spare(self, key: str, agent: _Agent) -> None:
         """Give a spare of a group the rank of a node that has gone since it reported first."""
@@ -513,16 +516,35 @@ class Reports:
         ranks = self._expected.ranks_of.get(hello.group, range(0))
         if not ranks or agent.rank is None or agent.rank in ranks or agent.said_goodbye:
             return
-        left = self._ranks_without_node(hello.group, agent.rank)
-        if not left:
+        if not self._ranks_without_node(hello.group, agent.rank):
             return
-        _remove(self._by_rank, agent.rank, key)
         self._rank_names[agent.rank - 1] = ""
-        agent.rank = left[0]
-        _add(self._by_rank, agent.rank, key)
-        self._rank_names[agent.rank - 1] = hello.name
-        self._keep_ranks(tuple(self._rank_names))
+        self._assign_anew(key, agent)
         say(f"{hello.name} takes the place of a node of {hello.group} that has gone")
+
+    def _leave_rank_of_other(self, key: str, agent: _Agent) -> None:
+        """Give an agent that was silent another rank, if another node got its own meanwhile."""
+        if agent.rank is None or agent.said_goodbye:
+            return
+        others = [other for other in self._by_rank.get(agent.rank, ()) if other != key]
+        holders = [other for other in others if self._agents[other].rank == agent.rank]
+        holder = next((other for other in holders if not self._is_gone_from(other)), None)
+        if holder is not None:
+            name = self._agents[holder].hello.name
+            say(f"{agent.hello.name} reports again, and {name} has rank {agent.rank} since")
+            self._assign_anew(key, agent)
+
+    def _assign_anew(self, key: str, agent: _Agent) -> None:
+        """Assign an agent another rank than it has."""
+        _remove(self._by_rank, agent.rank, key)
+        agent.rank = None
+        agent.rank = self._assign_rank(agent.hello)
+        _add(self._by_rank, agent.rank, key)
+
+    def _is_of_spare(self, rank: int) -> bool:
+        """Return whether a rank is beyond those of all groups."""
+        ranges = self._expected.ranks_of.values()
+        return bool(ranges) and rank >= max(ranks.stop for ranks in ranges)
 
     def _is_unused(self, rank: int, group: str) -> bool:
         """Return whether no node has had a rank, and a node of this group may have it."""
@@ -543,9 +565,12 @@ class Reports:
         return all(rank not in ranks for name, ranks in ranks_of.items() if name != group)
 
     def _is_gone_from(self, key: str) -> bool:
-        """Return whether an agent has left its rank, or does not report any more."""
+        """Return whether an agent has left its rank: with a goodbye, or it is silent for long.
+
+        A late report alone shows less: after a pause of this head those of all agents are late.
+        """
         agent = self._agents[key]
-        return agent.said_goodbye or self._is_overdue(agent)
+        return agent.said_goodbye or (agent.is_silent and self._is_overdue(agent))
 
     def _make_space(self) -> None:
         """At the limit, forget the agent that departed first; raise if none has departed."""
@@ -595,6 +620,8 @@ class Reports:
                 self._replaced.append(other)
 
     def _record_report(self, agent: _Agent, report: Report) -> None:
+        was_gone = self._is_gone_from(report.id)
+
         # What it brings: a goodbye, logs (those that were asked for, and any with the goodbye),
         # statistics.
         agent.said_goodbye = report.bye is not None
@@ -624,6 +651,8 @@ class Reports:
         agent.reported = anyio.Event()
         if not agent.refusal:
             self._replace_others(report.id, agent.hello, self._is_overdue)
+            if was_gone:
+                self._leave_rank_of_other(report.id, agent)
             self._end_as_spare(report.id, agent)
 
         # Pass it on to the head's decisions, then the agents that it replaces: their node may

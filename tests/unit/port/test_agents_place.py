@@ -20,7 +20,7 @@ from agent.decisions.shared import (
 )
 from agent.decisions.worker.worker_state import HeadSpoke
 from agent.job.services import Where
-from agent.port.protocol import Bye, Hello, Reply, Report
+from agent.port.protocol import Applied, Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from support.agent_ports import BEARER, JSON, served_port
 from support.heads import (
@@ -67,9 +67,13 @@ class Port:
 
     async def follow(self, report: Report, count: int = 99) -> None:
         """Report as an agent does that was registered: again after each reply."""
+        applied = Applied()
         for _ in range(count):
-            held = replace(report, hello=None, news=self.reports._reply.news, hold=10.0)  # noqa: SLF001 - as the client knows it
-            await self.reports.handle(held)
+            held = replace(report, hello=None, applied=applied, hold=10.0)
+            held = replace(held, news=self.reports._reply.news)  # noqa: SLF001 - as the client has it
+            wanted = (await self.reports.handle(held)).wanted
+            if wanted is not None:
+                applied = Applied(wanted.by, wanted.revision)
 
     @property
     def workers(self) -> list[Worker]:
@@ -157,14 +161,18 @@ def test_an_agent_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert port.workers[-1].key == "agent2"
 
 
-def test_a_late_report_of_an_ended_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports that it sent while this head was stopped show no living agent at its address."""
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_late_report_of_an_ended_agent(
+    monkeypatch: pytest.MonkeyPatch, *, is_wanted: bool
+) -> None:
+    """Reports that it sent while this head was stopped show no running agent at its address."""
     monkeypatch.setattr(times, "HOLDER_REPORTS", 0.05)
     port = Port()
 
     async def scenario() -> None:
         await port.reports.handle(POD1)
-        port.reports.want("agent1", {})
+        if is_wanted:
+            port.reports.want("agent1", {})
         async with anyio.create_task_group() as tasks:
             for number in (1, 2):
                 late = replace(POD1, hello=None, sequence=number)
@@ -173,6 +181,36 @@ def test_a_late_report_of_an_ended_agent(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (reply.wants_hello, reply.refusal) == (True, "")
 
     anyio.run(scenario)
+
+
+def test_an_agent_whose_connection_broke_has_time_for_a_second_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once it has reported again, it is not replaced for what its next report brings later."""
+    monkeypatch.setattr(times, "RECONNECT", 0.05)
+    port, replies = Port(), list[Reply]()
+
+    async def successor() -> None:
+        replies.append(await port.reports.handle(replace(POD1, id="agent2")))
+
+    async def scenario() -> None:
+        await port.reports.handle(POD1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(port.follow, POD1)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(successor)
+            await anyio.wait_all_tasks_blocked()
+            wanted = (await port.reports.handle(replace(POD1, hello=None))).wanted
+            assert wanted is not None
+            await anyio.sleep(2 * times.RECONNECT)  # the round trip to its next report
+            applied = Applied(wanted.by, wanted.revision)
+            await port.reports.handle(replace(POD1, hello=None, applied=applied))
+
+    anyio.run(scenario)
+    assert "still reports" in replies[0].refusal
+    assert h.WorkerReplaced("agent1") not in port.events
 
 
 # --- the sender's address ------------------------------------------------------------------------

@@ -244,9 +244,17 @@ class Ranks:
         return anyio.run(self._reports.handle, report).rank
 
     def again(self, *names: str) -> list[int | None]:
-        """Let nodes report again, half a minute later; return their ranks. Others are silent."""
+        """Let nodes report again, half a minute later; return their ranks. Others are silent.
+
+        `NAME@TIME` is the process of a node that first reported then, without it at 0.
+        """
         self.now += 30.0
-        reports = (Report(f"{name}@0.0", f"10.0.0.{ord(name)}", "joining") for name in names)
+        keys = [name if "@" in name else f"{name}@0.0" for name in names]
+        for key in self._reports.overdue():
+            agent = self._reports.awaited(key)
+            if agent is not None and key not in keys:
+                agent.is_silent = True  # as its probe finds
+        reports = [Report(key, f"10.0.0.{ord(key[0])}", "joining") for key in keys]
         return [anyio.run(self._reports.handle, report).rank for report in reports]
 
 
@@ -275,6 +283,44 @@ def test_a_spare_of_a_group_follows_a_node_that_goes() -> None:
     assert ranks.again("a", "c") == [3, 4]
     assert ranks.again("a", "c") == [3, 4]
     assert ranks.of("g", "pool") == 5
+
+
+@pytest.mark.parametrize("group", ["", "pool"])
+def test_a_node_that_was_silent_takes_no_rank_from_another(group: str) -> None:
+    """A spare or a new node has its rank: it becomes a spare until another rank is free."""
+    ranks = Ranks()
+    assert [ranks.of(name, "trainer") for name in "ab"] == [1, 2]
+    assert [ranks.of(name, group) for name in "cd"] == [3, 4]
+    ranks.again("a", "b", "d")
+    assert ranks.of("e", group) == 3
+    assert ranks.again("a", "b", "c", "d", "e@30.0") == [1, 2, 5, 4, 3]
+    assert ranks.again("a", "b", "c", "d", "e@30.0") == [1, 2, 5, 4, 3]
+
+    # The later holder of the rank has gone meanwhile, and comes back itself.
+    ranks = Ranks()
+    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
+    assert ranks.again("b", "c") == [4, 3]
+    assert ranks.again("b", "a") == [4, 3]
+    assert ranks.again("b", "a", "c") == [4, 3, 5]
+
+
+def test_after_a_pause_of_the_head_each_node_keeps_its_rank() -> None:
+    """All reports are overdue then: a spare that reports first takes no rank."""
+    ranks = Ranks()
+    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
+    assert ranks.again("c", "a", "b") == [5, 3, 4]
+
+
+def test_a_node_without_a_group_that_came_too_early() -> None:
+    """Its further rank is kept by its agent, and not by the next one of its node."""
+    ranks = Ranks()
+    assert [ranks.of(name) for name in "abcd"] == [1, 2, 3, 4]
+    ranks.now = 10.0
+    assert ranks.of("e") == 5
+    assert ranks.again("a", "b", "c", "e@10.0") == [1, 2, 3, 5]
+    ranks.now += 20.0
+    ranks.again("a", "b", "c")
+    assert ranks.of("e") == 4
 
 
 def test_a_node_comes_back_in_another_group() -> None:
