@@ -74,6 +74,18 @@ def group_of(groups: Iterable[NodeGroup], rank: int | None) -> NodeGroup | None:
     return next((group for group in groups if rank in group.ranks), None)
 
 
+def is_kept_from_ray(groups: Iterable[NodeGroup], name: str, rank: int | None) -> bool:
+    """Return whether a node joins no Ray by the group that it names.
+
+    Either none of the group does, or the node is a spare: its rank, once known, is not the group's.
+    """
+    named = next((group for group in groups if group.name == name), None)
+    if named is None:
+        return False
+    is_spare = rank is not None and rank not in named.ranks
+    return not named.ray or is_spare
+
+
 def nodes_outside_ray(groups: Iterable[NodeGroup]) -> int:
     """Return how many nodes join no Ray, since their group does not."""
     return sum(group.nodes for group in groups if not group.ray)

@@ -13,7 +13,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.job.compile_caches import CompileCaches
 from agent.job.gpu_split import GpuSplit
-from agent.job.groups import NodeGroup
+from agent.job.groups import NodeGroup, is_kept_from_ray
 from agent.job.job import Job
 from agent.job.services import (
     HttpProbe,
@@ -195,9 +195,12 @@ class Plan(Value):
     @property
     def may_join_ray(self) -> bool:
         """Return whether this node joins Ray, as far as it is known before the head gives ranks."""
-        own = self.settings.group or self.topology.platform.group
-        is_outside = any(group.name == own and not group.ray for group in self.groups)
-        return self.joins_cluster and not is_outside
+        return self.joins_cluster and not is_kept_from_ray(self.groups, self.own_group, None)
+
+    @property
+    def own_group(self) -> str:
+        """Return the group that this node names, or ''; `trainer` for those in none."""
+        return self.settings.group or self.topology.platform.group
 
     @property
     def nodes(self) -> int:

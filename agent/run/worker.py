@@ -369,7 +369,8 @@ def worker_goal(plan: Plan) -> w.WorkerGoal:
         without_job=plan.settings.job == NO_JOB,
         rank=plan.topology.platform.rank,
         service_only_ranks=service_only_ranks(plan.all_services),
-        names_group_outside_ray=not plan.may_join_ray,
+        groups=plan.groups,
+        group=plan.own_group,
         by_shares=plan.share_launcher is not None,
         gpu_split=plan.gpu_split,
     )
@@ -457,7 +458,7 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
         services=digest(plan.all_services, plan.steps),
         job=job,
         gpus=plan.gpus,
-        group=plan.settings.group or plan.topology.platform.group,
+        group=plan.own_group,
         members=plan.gpu_split.fits,
         run_id="" if last is None else last.run_id,
         attempt=0 if last is None else last.submitted,

@@ -25,6 +25,7 @@ from agent.decisions.shared import (
 )
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
+from agent.job.groups import is_kept_from_ray
 from agent.job.services import ON_EVERY, PrepareStep
 from agent.plan import waits as wait_keys
 from support.heads import RETRIEVER_SPEC, lost, ready
@@ -144,7 +145,9 @@ class WorkerTrace:
         """Return a reply that wants this node's Ray, as the head does; it may be no news."""
         state = self.state
         rank = state.rank if event.rank is None else event.rank
-        joins = not state.goal.by_shares and rank not in state.goal.service_only_ranks
+        goal = state.goal
+        is_outside = is_kept_from_ray(goal.groups, goal.group, rank)
+        joins = not (goal.by_shares or is_outside or rank in goal.service_only_ranks)
         known = state.wanted or NodeWanted("head1", 0, {})
         wanted = event.wanted or replace(known, by="head of the trace", revision=known.revision + 1)
         if not wanted.is_later_than(state.wanted) or not joins:

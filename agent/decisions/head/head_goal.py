@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from agent.base.ends import Outcome
 from agent.base.value import Timestamp, Value
 from agent.frameworks.recipe import NodeSize
-from agent.job.groups import NodeGroup
+from agent.job.groups import NodeGroup, is_kept_from_ray
 from agent.job.services import (
     PrepareStep,
     ServiceSpec,
@@ -117,12 +117,8 @@ class HeadGoal(Value):
         return not self.ray_is_given and not self.by_shares
 
     def is_outside_ray(self, rank: int | None, group: str) -> bool:
-        """Return whether a node joins no Ray: by its rank, or by the group that it names.
-
-        A spare of such a group has a rank beyond the last.
-        """
-        names = (one.name for one in self.groups if not one.ray)
-        return rank in self.service_only_ranks or group in names
+        """Return whether a node joins no Ray: by its rank, or by the group that it names."""
+        return rank in self.service_only_ranks or is_kept_from_ray(self.groups, group, rank)
 
     @property
     def last_rank(self) -> int:

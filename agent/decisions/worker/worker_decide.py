@@ -416,8 +416,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         state = replace(state, epoch=event.epoch)
 
     if state.service_only and state.epoch is not None and not state.preparing:
-        log = v.LogLine("this node joins no Ray: it is there for a service only")
-        return _follow(state, now), (log,)
+        return _follow_without_ray(state, now)
 
     # Is a wait over?
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
@@ -433,6 +432,11 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})", "done")
         return _follow(state, now), (log,)
     return (enter_joining(state, now) if v.RAY in w.wanted_of(state) else state), ()
+
+
+def _follow_without_ray(state: WorkerState, now: float) -> Decision:
+    log = v.LogLine("this node joins no Ray: it is there for a service only, or a spare")
+    return _follow(state, now), (log,)
 
 
 def _follow(state: WorkerState, now: float) -> WorkerState:
@@ -466,6 +470,9 @@ def _ray_lines(before: WorkerState, state: WorkerState) -> list[v.LogLine]:
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Wait until the Ray that is wanted here is up."""
+    if state.service_only:  # it has become a spare
+        return _follow_without_ray(state, now)
+
     wait = _join_wait(state)
     if state.ray_is_up:
         state = replace(_follow(state, now), has_joined_before=True)

@@ -26,6 +26,7 @@ from agent.decisions.shared import (
     kept_or_next,
 )
 from agent.job.gpu_split import GpuSplit
+from agent.job.groups import NodeGroup, is_kept_from_ray
 from agent.job.services import PrepareStep, ServiceSpec, wanted_steps
 
 __all__ = ["WorkerAction"]
@@ -50,7 +51,8 @@ class WorkerGoal(Value):
     without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
     rank: int | None = None  # this node's rank, if its platform has one
     service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
-    names_group_outside_ray: bool = False  # this node is of one, also as a spare beyond its ranks
+    groups: tuple[NodeGroup, ...] = ()  # of nodes beside the trainer
+    group: str = ""  # the one that this node names
     gpu_split: GpuSplit = GpuSplit()  # this node's GPUs, between its services and the job
     by_shares: bool = False  # true if a launcher starts its share of the job and no Ray runs
 
@@ -135,7 +137,8 @@ class WorkerState(Value):
     def service_only(self) -> bool:
         """Return whether this node only runs a service and does not join Ray."""
         goal = self.goal
-        return goal.names_group_outside_ray or self.rank in goal.service_only_ranks
+        is_kept = is_kept_from_ray(goal.groups, goal.group, self.rank)
+        return is_kept or self.rank in goal.service_only_ranks
 
     @property
     def joined(self) -> bool:

@@ -18,7 +18,7 @@ from agent.decisions.head.members import (
 from agent.decisions.head.service_addresses import judges_now, known_place
 from agent.decisions.head.shares import shares_verdict
 from agent.decisions.head.wanted import wanted_of
-from agent.decisions.shared import HERE, ItemReport, Step, Want
+from agent.decisions.shared import HERE, RAY, ItemReport, Step, Want
 from agent.frameworks.recipe import NodeSize
 from agent.job.groups import NodeGroup
 from agent.job.services import Placeholders
@@ -465,6 +465,27 @@ def test_a_shortage_is_durable_and_measured() -> None:
     assert (short.seconds(99.0), short.seconds_without_any(99.0)) == (20.0, 10.0)
     assert OOM in short.why
     assert trace.state.durable.shortage_of("engine") is None
+
+
+def test_the_spare_of_a_group_in_ray_is_no_node_of_the_trainer() -> None:
+    """Its rank is none of the group's, and it is outside of Ray until it has one of those."""
+
+    def of_pool(node: int, rank: int, *, joined: bool = True) -> h.WorkerReported:
+        worker = reported(node, joined=joined).worker
+        return h.WorkerReported(replace(worker, given_rank=rank, group="pool"))
+
+    group = NodeGroup("pool", 1, ray=True, first_rank=2)
+    spare = [(2.7, of_pool(4, 3, joined=False)), (2.8, nodes(2, 3))]
+    history = [*UP, (2.2, reported(2, rank=1)), (2.6, of_pool(3, 2)), *spare]
+    trace = Trace(replace(goal(2), groups=(group,)), history)
+    assert [*trace.state.fleet.alive] == ["10.0.0.2", "10.0.0.3"]
+    assert len(trace.state.nodes()) == 2
+    assert wanted_of(trace.state, "agent4") == {}
+    trace.take(of_pool(4, 3), 3.0)  # its Ray is not stopped yet
+    trace.take(nodes(2, 3, 4), 3.1)
+    assert [*trace.state.fleet.alive] == ["10.0.0.2", "10.0.0.3"]
+    trace.take(of_pool(4, 2), 4.0)
+    assert RAY in wanted_of(trace.state, "agent4")
 
 
 FRONT_SEES = (7.0, front("serving", "serving", "serving", "serving"))

@@ -15,6 +15,7 @@ from agent.decisions import worker
 from agent.decisions.shared import RAY, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
+from agent.job.groups import NodeGroup
 from agent.job.services import ON_EVERY, PrepareStep
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
@@ -168,12 +169,30 @@ def test_a_node_of_its_own_follows() -> None:
         False,
         2,
     )
-    names_group = w.WorkerGoal("pod0", LIMITS, names_group_outside_ray=True)
-    spare = WorkerTrace(names_group, [(1, ordered_start(9))]).state
-    assert (spare.phase, spare.service_only) == (WorkerPhase.FOLLOWING, True)
+    names_group = of_group(is_in_ray=False)
+    for rank in (2, 9):
+        node = WorkerTrace(names_group, [(1, ordered_start(rank))]).state
+        assert (node.phase, node.service_only) == (WorkerPhase.FOLLOWING, True)
     alone = [(1, replied(epoch=None)), (20, replied(epoch=None)), (100, TICK)]
     bare = WorkerTrace(replace(OF_ALONE, rank=2), alone)
     assert bare.outcomes[0].exit_code == 69
+
+
+def of_group(*, is_in_ray: bool) -> w.WorkerGoal:
+    """Return the goal of a node that names a group of rank 2."""
+    group = NodeGroup("pool", 1, ray=is_in_ray, first_rank=2)
+    return w.WorkerGoal("pod0", LIMITS, groups=(group,), group="pool")
+
+
+def test_a_spare_of_a_group_in_ray_joins_with_the_groups_rank() -> None:
+    """Before it has that rank, and once another node has it, it follows without Ray."""
+    trace = WorkerTrace(of_group(is_in_ray=True), [(1, ordered_start(9))])
+    assert (trace.state.phase, trace.state.service_only) == (WorkerPhase.FOLLOWING, True)
+    assert trace.effects == []
+    trace.take(ordered_start(2), 2)
+    assert (trace.state.phase, trace.state.service_only) == (WorkerPhase.JOINING, False)
+    trace.take(ordered_start(9), 3)
+    assert (trace.state.phase, trace.state.service_only) == (WorkerPhase.FOLLOWING, True)
 
 
 EVENTS = st.sampled_from(
