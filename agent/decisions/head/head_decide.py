@@ -343,6 +343,10 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
         state = replace(state, fleet=fleet)
     state = losses.apply_cleared(state, worker)
 
+    # Has it another rank than before? Its members were those of the former one.
+    if before is not None and before.effective_rank != worker.effective_rank:
+        state = state.without_members_on(worker.key)
+
     state = _apply_items(state, worker.key, worker.items, now)
 
     # Did it leave? While the job runs, a node that only runs a service may come back in its grace.

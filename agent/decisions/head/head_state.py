@@ -481,6 +481,14 @@ class HeadState(Value):
             state = state.without_service((node, name))
         return state
 
+    def without_members_on(self, node: str) -> HeadState:
+        """Remove the members of groups on a node."""
+        state = self
+        for name in self.service_names(node):
+            if self.goal.is_of_group(name):
+                state = state.without_service((node, name))
+        return state
+
     def service_names(self, node: str) -> Iterator[str]:
         """Yield the names of all services and members that may run on a node."""
         worker = self.fleet.workers.get(node)

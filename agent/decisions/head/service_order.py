@@ -163,7 +163,8 @@ def _item(state: HeadState, key: Key) -> Item:
 def order_services(state: HeadState, turn: Turn) -> HeadState:
     """Have a reporting worker run its services, once they are not blocked.
 
-    What runs there since an earlier head wanted it is kept, by its generation.
+    What runs there since an earlier head wanted it is kept, by its generation. A member that the
+    node had with another rank is not: at the port of this one it would be taken for another.
     """
     if not isinstance(turn.event, h.WorkerReported):
         return state
@@ -171,6 +172,9 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     specs = state.goal.services
     if worker.has_left or worker.refused:
         return state
+
+    before = turn.before.fleet.workers.get(worker.key)
+    has_new_rank = before is not None and before.effective_rank != worker.effective_rank
 
     # Its services that the head does not know yet, and that no other node runs.
     new = []
@@ -186,7 +190,8 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     reported = {item.name: item for item in worker.items}
     for spec, key in new:
         known = reported.get(key[1])
-        runs = known is not None and known.step is not Step.LOST
+        is_of_former_rank = has_new_rank and spec.where.kind == "group"
+        runs = known is not None and known.step is not Step.LOST and not is_of_former_rank
         if known is not None and runs:
             generation = known.generation
         else:
@@ -195,7 +200,7 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
                 continue
             generation = counted if known is None else max(counted, known.generation + 1)
         item = Item(was_ready=state.has_resumed, generation=generation)
-        if known is not None and known.step is Step.READY:  # it need not report so again
+        if known is not None and runs and known.step is Step.READY:  # it need not report so again
             state = state.with_item(key, item.ready())
             state = state.do(line_of_ready(state, key, turn.now))
             continue

@@ -488,6 +488,21 @@ def test_the_spare_of_a_group_in_ray_is_no_node_of_the_trainer() -> None:
     assert RAY in wanted_of(trace.state, "agent4")
 
 
+@pytest.mark.parametrize("rank", [2, 9])
+def test_the_members_of_a_node_with_another_rank_are_not_those_of_the_former(rank: int) -> None:
+    """A spare has none; at the front's port of another rank a process may not pass for the former.
+
+    It has other weights.
+    """
+    trace = Trace(a_goal(weights="sglang"), [*UP, *FIRST_NODE])
+    same = replace(says(2, "ready", "ready").worker, group="rollout")
+    trace.take(h.WorkerReported(replace(same, rank=rank)), 5.0)
+    of_spare = {} if rank == 9 else {"engine.0": Want(2), "engine.1": Want(2)}
+    assert wanted_of(trace.state, "agent2") == of_spare
+    trace.take(h.WorkerReported(replace(same, rank=1)), 6.0)
+    assert {want.generation for want in wanted_of(trace.state, "agent2").values()} == {2}
+
+
 FRONT_SEES = (7.0, front("serving", "serving", "serving", "serving"))
 
 
