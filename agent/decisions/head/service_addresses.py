@@ -67,11 +67,19 @@ def known_place(place: Placeholders, state: HeadState) -> Placeholders:
 
 def judges_now(urls: str, place: Placeholders, state: HeadState) -> str:
     """Fill in the URLs of the judges as they are now; '' once all of them are given up."""
+    return "" if _are_judges_given_up(state) else known_place(place, state).fill(urls)
+
+
+def _are_judges_given_up(state: HeadState) -> bool:
+    """Return whether no judge runs or may run again, on any node of their group."""
     services = state.services
-    is_given_up = any(service_of(name) == JUDGE for _, name in services.abandoned)
-    if is_given_up and not any(service_of(name) == JUDGE for _, name in services.by_key):
-        return ""
-    return known_place(place, state).fill(urls)
+    given_up = [node for node, name in services.abandoned if service_of(name) == JUDGE]
+    if not given_up or any(service_of(name) == JUDGE for _, name in services.by_key):
+        return False
+    workers = (state.fleet.workers.get(node) for node in given_up)
+    ranks = {worker.effective_rank for worker in workers if worker is not None}
+    where = state.goal.service(JUDGE).where
+    return where.kind != "group" or ranks.issuperset(where.ranks)
 
 
 def unknown_nodes(state: HeadState, row: PrepareStep | ServiceSpec) -> tuple[str, ...]:

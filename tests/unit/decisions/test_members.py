@@ -385,6 +385,13 @@ def test_where_the_judges_are() -> None:
     trace.take(reports(3, Step.LOST), 6.0)
     assert urls() == ""
 
+    # Of one node that was given up, while the other has not reported to this agent yet?
+    services = trace.state.services
+    one = frozenset(key for key in services.abandoned if key[0] == "agent2")
+    assert len(one) == 1
+    state = trace.state.with_services(abandoned=one)
+    assert judges_now("{addresses:judge|url}", Placeholders(head_ip="10.0.0.1"), state)
+
 
 def test_nodes_of_a_group_with_other_numbers_of_gpus() -> None:
     """Each has as many members as fit: ports, sizes and what is needed follow from both."""
