@@ -71,7 +71,7 @@ _DOWN_PAUSE = 0.25  # until one is asked again that accepts no connection, doubl
 _LONGEST_DOWN = 1.0
 _THERE = 10.0  # Seconds for a judge to show that it is there, after a grade that did not come
 _REMEMBERED = 600.0  # seconds
-_SOON = 2.0  # Seconds for a new grade; then one that was given longer ago is given again
+_SOON = 2.0  # Seconds for a new grade; then a probe gets one that was given longer ago
 _MOST_REMEMBERED = 1 << 16
 _NO_ROOM = {425, 429, 502, 503}  # statuses of a judge that has no room, or is not there
 _LATE = {408, 504}  # statuses that say what a request without a reply in time does
@@ -151,6 +151,7 @@ class _Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.model = ""  # the first that it lists, once it is asked for that
         self.failures = 0
         self.away_until = 0.0
         self.in_flight = 0
@@ -195,7 +196,6 @@ class Judge:
         self._spec = spec
         self._key = key
         self._say = say
-        self._model = spec.model
         self._servers: list[_Server] = []
         self._changed = asyncio.Event()  # What held requests wait for is another now
         self.use(spec.url)
@@ -228,14 +228,19 @@ class Judge:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def grade(self, items: Sequence[ScoredItem]) -> list[GivenGrade]:
-        """Return the verdicts in order; raise NoGradeError if one answer has none."""
+    async def grade(
+        self, items: Sequence[ScoredItem], *, is_probe: bool = False
+    ) -> list[GivenGrade]:
+        """Return the verdicts in order; raise NoGradeError if one answer has none.
+
+        A probe gets a grade that was given long ago if there is no new one soon.
+        """
         verdicts: list[GivenGrade | None] = [None] * len(items)
         left = iter(range(len(items)))
 
         async def work() -> None:
             for at in left:
-                verdicts[at] = await self._verdict_of(items[at])
+                verdicts[at] = await self._verdict_of(items[at], is_probe=is_probe)
 
         workers = [
             asyncio.ensure_future(work()) for _ in range(min(self._spec.parallel, len(items)))
@@ -257,12 +262,12 @@ class Judge:
         if self._session is not None:
             await self._session.close()
 
-    async def _verdict_of(self, item: ScoredItem) -> GivenGrade:
+    async def _verdict_of(self, item: ScoredItem, *, is_probe: bool) -> GivenGrade:
         """Return a verdict that is remembered, or ask for it.
 
         A request goes on if its client leaves: a slow judge would otherwise never be in time, since
         the client that asks again has to wait for as long. A verdict that was given long ago is
-        given again if the judge has no new one at once.
+        given again while no judge is there, and to a probe also if there is no new one.
         """
         digest = hashlib.sha256(msgspec.json.encode(item)).digest()
         at, known = self._known.get(digest, (-math.inf, None))
@@ -278,11 +283,18 @@ class Judge:
         asking.clients += 1
         try:
             if known is not None:
-                done, _ = await asyncio.wait([asking.task], timeout=_SOON)
-                return asking.task.result() if done else known
+                await asyncio.wait([asking.task], timeout=_SOON)
+            if known is not None and self._is_enough(asking.task, is_probe=is_probe):
+                return known
             return await asyncio.shield(asking.task)
         finally:
             asking.clients -= 1
+
+    def _is_enough(self, task: asyncio.Task[GivenGrade], *, is_probe: bool) -> bool:
+        """Return whether a verdict that was given long ago is given again."""
+        if not task.done():
+            return is_probe or bool(self.why_away)
+        return is_probe and not task.cancelled() and isinstance(task.exception(), NoGradeError)
 
     def _forget(self, digest: bytes, done: asyncio.Task[GivenGrade]) -> None:
         self._pending.pop(digest, None)
@@ -381,7 +393,7 @@ class Judge:
         if is_again and "temperature" in options:
             options = {**options, "temperature": _RETRY_TEMPERATURE}
         texts = _texts_of(item)
-        body = {**options, "model": self._model}
+        body = {**options}
 
         if spec.api == "score" and "label_token_ids" in options:  # SGLang: of a generating model
             return {**body, "query": texts["prompt"], "items": [texts["answer"]]}
@@ -396,9 +408,7 @@ class Judge:
         """Send a request; return the JSON of its reply, and count what it cost."""
         server.in_flight += 1
         try:
-            if not self._model:
-                self._model = await self._first_model(server)
-            body["model"] = self._model
+            body["model"] = self._spec.model or await self._first_model(server)
             self.totals.requests += 1
             reply = await self._request(server, "POST", self._path, body)
         finally:
@@ -415,13 +425,19 @@ class Judge:
         return self._spec.path or _PATHS[self._spec.api]
 
     async def _first_model(self, server: _Server) -> str:
-        """Return the first model that the server lists."""
-        reply = await self._request(server, "GET", _MODELS, None)
+        """Return the first model that the server lists; it is asked for them once."""
+        if server.model:
+            return server.model
+        try:
+            reply = await self._request(server, "GET", _MODELS, None)
+        except _NoGradeInReplyError as problem:  # the answer was not sent yet
+            raise _AskAgainError(f"its list of models: {problem}") from None
         models = reply.get("data") if isinstance(reply, dict) else None
         first = models[0] if isinstance(models, list) and models else None
         name = first.get("id") if isinstance(first, dict) else None
         if not isinstance(name, str) or not name:
             raise NoGradeError(f"the judge at {server.url} lists no model: set ask.model")
+        server.model = name
         return name
 
     async def _request(self, server: _Server, method: str, path: str, body: object) -> Any:  # noqa: ANN401 - any JSON

@@ -9,8 +9,9 @@ Requests and replies:
 OpenRLHF-M turns every key of a reply into a tensor: each is a list of numbers there.
 
 With `--judge` models are asked for each grade (judge.py); the replies to batches keep their form.
-While no judge answers, requests are held as long as their clients wait; the agent's probes, which
-name the judges of a run, get a 503 with the reason.
+While no judge answers, requests are held as long as their clients wait. The agent's probes, which
+name the judges of a run, get the grade that they got before; without one a 503 with the reason, and
+with a header that says that only the judge is late.
 
 Numbers and texts are compared here, expressions by math-verify if it is installed. A pair that
 needs more than its CPU time scores 0. A batch that cannot be scored within --limit, or whose
@@ -76,6 +77,8 @@ PROBE_KEY = "Probe-Key"
 """The header by which a probe shows that it is the agent's, with what KEY_VARIABLE has."""
 KEY_VARIABLE = "AGENT_FRONT_KEY"
 _STRANGERS = "strangers"  # The client as which all others take turns
+AWAITED = "Judge-Awaited"
+"""The header of a 503 of a server that is well: only its judge is late."""
 TOTALS = "Judge-Totals"
 """The header of each reply with what the judge was asked, and what it cost."""
 
@@ -229,7 +232,7 @@ class RewardServer:
         if not self._has_token(request):
             return error_reply(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
         ip = request.remote or ""
-        if is_local(request) and NODES in request.headers:
+        if _is_probe(request):
             lists = request.headers.getall(NODES)
             self._nodes = frozenset([ip, *(node for text in lists for node in text.split(","))])
         if self._judge is not None and JUDGES in request.headers and self._is_agents(request):
@@ -244,8 +247,11 @@ class RewardServer:
         except (NoVerdictError, NoGradeError, asyncio.TimeoutError) as problem:
             why = str(problem) or self._why_late()
             say(f"no rewards, the client has to retry: {why}")
-            retry = {"Retry-After": str(RETRY_AFTER)}
-            return error_reply(503, f"no rewards yet, retry: {why}", retry)
+            headers = {"Retry-After": str(RETRY_AFTER)}
+            is_late = not isinstance(problem, NoGradeError)
+            if self._judge is not None and (is_late or self._judge.why_away):
+                headers[AWAITED] = "yes"
+            return error_reply(503, f"no rewards yet, retry: {why}", headers)
 
     def _why_late(self) -> str:
         """Return why a request was not answered within its limit."""
@@ -266,7 +272,7 @@ class RewardServer:
         """
         if self._judge is None:
             return self._limit
-        return _PROBE_SECONDS if is_local(request) and NODES in request.headers else None
+        return _PROBE_SECONDS if _is_probe(request) else None
 
     def _is_own(self, ip: str) -> bool:
         """Return whether a client belongs to the run; who shows the token does."""
@@ -281,20 +287,21 @@ class RewardServer:
         """Score a body's texts and send the reply; their memory counts until the client has it."""
         await body.take(min(memory_of(body.data), _MOST_MEMORY // 2))
         ip = request.remote or ""
-        scoring = self._score(body, quota_key(ip) if self._is_own(ip) else _STRANGERS)
+        client = quota_key(ip) if self._is_own(ip) else _STRANGERS
+        scoring = self._score(body, client, is_probe=_is_probe(request))
         reply = await asyncio.wait_for(scoring, self._limit_of(request))
         body.keep(len(reply))
         headers = {} if self._judge is None else {TOTALS: self._judge.totals.header()}
         return await send(request, reply, headers)
 
-    async def _score(self, body: Body, client: str) -> bytes:
+    async def _score(self, body: Body, client: str, *, is_probe: bool) -> bytes:
         """Return the reply to a body."""
         async with self._reading:
             items, is_single = await in_thread(read_request, body.data)
         body.data = bytearray()
         if self._judge is not None:
             body.keep(memory_of_items(items))  # the request may be held for long
-            verdicts = await self._judge.grade(items)
+            verdicts = await self._judge.grade(items, is_probe=is_probe)
             if is_single:
                 return msgspec.json.encode(verdicts[0].reward)
             return msgspec.json.encode(reply_of_judge(verdicts, self._dialect))
@@ -311,6 +318,11 @@ class RewardServer:
         await self._pool.close()
         if self._judge is not None:
             await self._judge.close()
+
+
+def _is_probe(request: web.Request) -> bool:
+    """Return whether a request of this node names the run's nodes, as its agent's probes do."""
+    return is_local(request) and NODES in request.headers
 
 
 def read_judge(text: str) -> JudgeSpec:

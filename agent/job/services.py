@@ -704,6 +704,8 @@ RUN_JUDGES = "Run-Judges"
 """
 PROBE_KEY = "Probe-Key"
 """The header with the key by which a probe may name other judges."""
+JUDGE_AWAITED = "Judge-Awaited"
+"""The header of a 503 of the bundled reward server, which is well: only its judge is late."""
 JUDGE_TOTALS = "Judge-Totals"
 """The header of the bundled reward server's replies with what its judge was asked so far."""
 

@@ -20,6 +20,7 @@ from agent.base.text import error_text, is_ip
 from agent.base.typed import convert
 from agent.base.value import Value
 from agent.job.services import (
+    JUDGE_AWAITED,
     JUDGE_TOTALS,
     RUN_NODES,
     HttpProbe,
@@ -108,9 +109,9 @@ async def reward_answers(  # noqa: PLR0913 - what a request has
     )
     if isinstance(reply, str):
         return reply
+    on_headers(reply.headers)
     if not reply.is_success:
         return reply.refusal
-    on_headers(reply.headers)
     return check_reward_reply(reply.body)
 
 
@@ -220,10 +221,12 @@ class ReadinessProbe:
         self._headers = headers
         self._offset = log.stat().st_size if log.exists() else 0
         self.judge_cost: JudgeCost | None = None  # By a reward server's last reply
+        self.awaits_judge = False  # By its last reply, too: nothing else is wrong with it
         self._rest = ""  # The start of a line of the log whose end was not written yet
 
     async def ask(self, limit: float = 10.0) -> str:
         """Return '' if it is ready, else why not."""
+        self.awaits_judge = False
         place = self._placeholders
         match self._ready:
             case ScoringProbe(url):
@@ -245,6 +248,7 @@ class ReadinessProbe:
 
     def _read_cost(self, headers: Mapping[str, str]) -> None:
         self.judge_cost = JudgeCost.read(headers.get(JUDGE_TOTALS, ""))
+        self.awaits_judge = JUDGE_AWAITED in headers
 
     def _search_log(self, pattern: str) -> str:
         """Return '' once a new line of the log matches, else why not."""

@@ -78,6 +78,7 @@ class LocalWork:
         self._place = place
         self._nodes = nodes
         self._judges = judges or (lambda urls: self._place().fill(urls))
+        self._were_ready: set[str] = set()  # services, since this agent began
         self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
         self._reading: anyio.CancelScope | None = None  # while the model is read ahead
 
@@ -300,6 +301,10 @@ class LocalWork:
         async def probe_once(limit: float) -> str:
             began = anyio.current_time()
             evidence = await probe.ask(limit)
+
+            # Is only the judge late, which has graded before? Restarts would bring no grade.
+            if probe.awaits_judge and spec.name in self._were_ready:
+                return ""
             if not evidence:
                 self._run.stats.record_latency(spec.name, anyio.current_time() - began)
             if not evidence and probe.judge_cost is not None:
@@ -311,6 +316,7 @@ class LocalWork:
             return NotYet(evidence) if evidence else True
 
         await until(check, None, longest=0.5, on_evidence=partial(progress, Step.PENDING))
+        self._were_ready.add(spec.name)
         progress(Step.READY, "")
         on_ready()
 

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,7 +17,8 @@ import pytest
 from agent.bundled import judge as judges
 from agent.bundled.judge import GRADE, GivenGrade, Judge, JudgeSpec, NoGradeError
 from agent.bundled.reward_server import KEY_VARIABLE, OPENRLHF_M, main, reply_of_judge
-from agent.processes.probing import REWARD_REQUEST, send_request
+from agent.job.services import Placeholders, ScoringProbe
+from agent.processes.probing import REWARD_REQUEST, ReadinessProbe, send_request
 from support.fake_server import Answer, Asked, FakeServer, by_turns, fake_server
 from support.free_ports import free_port
 from support.judge_server import chat, classes, judge_server, judging, posted, right_if_equal
@@ -24,6 +26,8 @@ from support.reward_process import Reply, ask, reward_server
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Self
 
     from agent.bundled.judge import ScoredItem
@@ -443,7 +447,7 @@ def test_judges_that_are_given_up_hold_nothing() -> None:
 def test_a_former_grade_is_given_again_while_the_judge_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So the agent's check of the reward server does not depend on its judge."""
+    """So a batch that is sent again gets its rewards."""
     monkeypatch.setattr(judges, "_REMEMBERED", 0.0)
     monkeypatch.setattr(judges, "_SOON", 0.2)
 
@@ -458,6 +462,51 @@ def test_a_former_grade_is_given_again_while_the_judge_is_away(
         await judge.close()
 
     anyio.run(run)
+
+
+def test_a_former_grade_is_for_probes_where_the_judge_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow judge gives a batch a new grade; a probe gets the former one, also for a failure."""
+    monkeypatch.setattr(judges, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(judges, "_SOON", 0.1)
+
+    async def run() -> None:
+        with judge_server(lambda _: chat("Grade: 0")) as server:
+            judge = Judge(JudgeSpec(server.url, tries=1))
+            assert await judge.grade([RIGHT]) == [GivenGrade(0.0)]
+            server.answer = judging(lambda _: chat("Grade: 1")._replace(after=0.5))
+            assert await judge.grade([RIGHT], is_probe=True) == [GivenGrade(0.0)]
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
+            server.answer = judging(lambda _: Answer(b"", 500))
+            assert await judge.grade([RIGHT], is_probe=True) == [GivenGrade(1.0)]
+            with pytest.raises(NoGradeError, match="it answered 500"):
+                await judge.grade([RIGHT])
+            await judge.close()
+
+    anyio.run(run)
+
+
+def test_each_judge_is_asked_for_its_own_model() -> None:
+    """They may have different ones."""
+
+    def listing(name: str) -> Callable[[Asked], Answer]:
+        models = Answer({"data": [{"id": name}]})
+        return lambda asked: models if asked.method == "GET" else right_if_equal(asked)
+
+    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(8)]
+    with fake_server(listing("a")) as one, fake_server(listing("b")) as other:
+        graded(f"{one.url},{other.url}", *items)
+        assert {asked.body["model"] for asked in posted(one)} == {"a"}
+        assert {asked.body["model"] for asked in posted(other)} == {"b"}
+
+
+@pytest.mark.parametrize("models", [Answer(b"<html>"), Answer({"error": "x"}, 400)])
+def test_an_answer_that_no_judge_saw_has_no_reward(models: Answer) -> None:
+    """A list of models that cannot be read is a failure, also with `ungraded`."""
+    with fake_server(lambda _: models) as server:
+        assert "its list of models" in failure(server.url, ungraded=0.0, tries=1)
+        assert not posted(server)
 
 
 def test_as_many_at_once_as_allowed() -> None:
@@ -577,6 +626,7 @@ def test_the_reward_server_holds_requests_while_the_judge_is_away() -> None:
             wrong = {"Run-Judges": judge.url, "Probe-Key": "guessed"}
             probe = asked_with(server.url, {**nodes, **wrong})
             assert probe.status == 503
+            assert anyio.run(awaits_judge, server.url)
             assert "the judge at http://127.0.0.1" in probe.body["error"]
             assert not held.done()
             assert not judge.asked
@@ -584,6 +634,15 @@ def test_the_reward_server_holds_requests_while_the_judge_is_away() -> None:
             right = {"Run-Judges": judge.url, "Probe-Key": SECRET}
             assert asked_with(server.url, {**nodes, **right}).body["rewards"] == [1.0]
             assert held.result(20).body["rewards"] == [1.0]
+
+
+async def awaits_judge(url: str) -> bool:
+    """Return whether the agent's probe finds that only the judge is late."""
+    nodes = ("127.0.0.1",)
+    ready = ScoringProbe(url)
+    probe = ReadinessProbe(ready, Placeholders(), Path("none.log"), nodes=lambda: nodes)
+    assert "the judge at" in await probe.ask()
+    return probe.awaits_judge
 
 
 def asked_with(url: str, headers: dict[str, str]) -> Reply:

@@ -188,6 +188,7 @@ def test_the_headers_of_its_probes() -> None:
     of_agent = (services.RUN_NODES, services.RUN_JUDGES, services.PROBE_KEY, services.JUDGE_TOTALS)
     own = (reward_server.NODES, reward_server.JUDGES, reward_server.PROBE_KEY, reward_server.TOTALS)
     assert own == of_agent
+    assert reward_server.AWAITED == services.JUDGE_AWAITED
 
 
 def test_its_first_request_can_be_graded() -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from agent.base import times
 from agent.decisions.shared import ItemsReported, Step, Want
-from agent.job.services import ON_EVERY, REWARD, Placeholders, PrepareStep
+from agent.job.services import JUDGE_AWAITED, ON_EVERY, REWARD, Placeholders, PrepareStep
 from agent.processes.waiting import NotYet, until
 from agent.run import local_services
 from agent.run.executor import Executor
 from agent.run.local_services import LocalWork
+from support.fake_server import Answer, fake_server
 from support.node_runs import node_run_with, unheard
 
 if TYPE_CHECKING:
@@ -179,3 +180,42 @@ def test_a_marker_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"data: waiting for its marker, {marker} does not answer" in said
     answers.set()
     run.close()
+
+
+def test_a_reward_server_whose_judge_is_away_is_ready_again(tmp_path: Path) -> None:
+    """Only once it has scored: the first time the judge has to grade, as a wrong one never does."""
+    steps: list[Step] = []
+    late = Answer(b"no rewards yet", 503, {JUDGE_AWAITED: "yes"})
+
+    async def until_ready(work: LocalWork, on_pending: Callable[[], None]) -> None:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+
+                def note(step: Step | None = None, _evidence: str = "", /, **_: object) -> None:
+                    if step is None:
+                        return
+                    steps.append(step)
+                    if step is Step.READY:
+                        tasks.cancel_scope.cancel()
+                    else:
+                        on_pending()
+
+                await work.serve(REWARD, Want(), note)
+
+    async def scenario() -> None:
+        with fake_server(lambda _: late) as server:
+            run = node_run_with(tmp_path, (), AGENT_REWARD=f"{server.url}/get_reward")
+            work = LocalWork(run, Placeholders)
+
+            def grade() -> None:
+                server.answer = lambda _: Answer({"rewards": [1.0]})
+
+            await until_ready(work, grade)
+            assert Step.PENDING in steps
+            steps.clear()
+            server.answer = lambda _: late
+            await until_ready(work, lambda: None)
+            assert steps == [Step.READY]
+            run.close()
+
+    anyio.run(scenario)
