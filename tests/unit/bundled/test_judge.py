@@ -496,7 +496,7 @@ def test_each_judge_is_asked_for_its_own_model() -> None:
 
     items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(8)]
     with fake_server(listing("a")) as one, fake_server(listing("b")) as other:
-        graded(f"{one.url},{other.url}", *items)
+        graded(f"{one.url},{other.url}", *items, parallel=1)
         assert {asked.body["model"] for asked in posted(one)} == {"a"}
         assert {asked.body["model"] for asked in posted(other)} == {"b"}
 
