@@ -328,7 +328,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
                 return None
             if self._path is not None and self.record.keep_in_memory(self._path):
                 return None
-            if self._changed.wait_for(lambda: self._written_epoch == epoch, limit):
+            if self._changed.wait_for(lambda: self._written_epoch >= epoch, limit):
                 return None
         return OSError(errno.EAGAIN, f"it waits for the write of its epoch to {NODE_FILE}")
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -336,6 +337,27 @@ def test_an_epoch_that_a_stalled_disk_does_not_take(tmp_path: Path) -> None:
     assert written is not None
     assert written.epoch == 7
     recording.recorder.finish()
+
+
+def test_a_later_epoch_on_disk_ends_the_wait_for_an_earlier_one(tmp_path: Path) -> None:
+    """The head's first epoch may be followed by the next before its record was written once."""
+    path = tmp_path / NODE_FILE
+    goes_on = threading.Event()
+
+    @contextmanager
+    def where() -> Iterator[Path]:
+        goes_on.wait(20.0)
+        yield path
+
+    recorder = NodeRecorder(own_record("poda", "run"), where, DiskAlarm(lambda *_: None))
+    recorder.start()
+    with ThreadPoolExecutor(1) as thread:
+        earlier = thread.submit(recorder.record_epoch, 7, 5.0)
+        await_true(lambda: recorder.record.epoch == 7)
+        assert recorder.record_epoch(8, 0.0) is not None
+        goes_on.set()
+        assert earlier.result() is None
+    recorder.finish(20.0)
 
 
 def test_a_failing_disk_is_reported_once(tmp_path: Path) -> None:
