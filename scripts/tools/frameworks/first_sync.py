@@ -22,7 +22,8 @@ VERSIONS = ((0, 7, 1), (0, 8, 0), (0, 9, 0), (0, 9, 1))
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 DEFAULT = 2048  # MiB, in each of these versions
 LIMIT = 600.0
-NODES = (NodeSize(8, 96, gpu_memory=80, memory=2 << 40),) * 16
+# Models of 72B, which FSDP loads in each process, take 2.3 TiB of a node.
+NODES = (NodeSize(8, 96, gpu_memory=80, memory=4 << 40),) * 16
 QWEN2 = {"model_type": "qwen2", "vocab_size": 152_064}
 QWEN3 = {"model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128}
 
