@@ -33,6 +33,12 @@ def raylets(container: Container) -> list[int]:
     return [p.pid for p in container.processes() if p.name == "raylet"]
 
 
+@pytest.mark.fault(
+    "agent",
+    "only the agent is killed (SIGKILL), on the head or a worker, booting or following",
+    "a new one continues with the same Ray, services and job; no line of output is lost. With "
+    "`AGENT_LAUNCHER` its ranks end with it: a lost attempt",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("killed", [0, 1], ids=["head", "worker"])
 def test_a_killed_agent_is_restarted_and_follows_the_job(cluster: Cluster, killed: int) -> None:
@@ -56,6 +62,11 @@ def test_a_killed_agent_is_restarted_and_follows_the_job(cluster: Cluster, kille
     assert len(json.loads(run.read_text())["durable"]["ended"]) == 1
 
 
+@pytest.mark.fault(
+    "agent-again",
+    "the agent is killed four times within ten minutes, or its parent is killed",
+    "70; as on SIGTERM",
+)
 @pytest.mark.pods(1)
 def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) -> None:
     """After the third restart, the parent ends everything with 70."""
@@ -74,6 +85,7 @@ def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) 
     assert [attempt["number"] for attempt in outcome["attempts"]] == [1]
 
 
+@pytest.mark.fault("agent")
 @pytest.mark.pods(2)
 def test_killed_while_everything_boots(cluster: Cluster) -> None:
     """The next agent adopts a booting Ray and reward server; no prepare step runs twice."""
@@ -105,6 +117,7 @@ def durable(cluster: Cluster) -> dict[str, Any]:
     return known
 
 
+@pytest.mark.fault("agent-amid")
 @pytest.mark.pods(2)
 def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
     """The next agent reads why the job was stopped: 75 with the worker's name, not 143."""
@@ -122,6 +135,7 @@ def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
     assert outcome["culprit"] == "node"
 
 
+@pytest.mark.fault("agent-amid")
 @pytest.mark.pods(2)
 def test_the_next_agent_reads_the_loss(cluster: Cluster) -> None:
     """A job that fails within a minute after a worker's loss is retried by the next agent."""
@@ -144,6 +158,12 @@ def test_the_next_agent_reads_the_loss(cluster: Cluster) -> None:
     assert codes == [75, 7]
 
 
+@pytest.mark.fault(
+    "agent-amid",
+    "the head's agent is killed after the loss of a worker, as it stops the job, or as it ends",
+    "the next one continues from run.json: another attempt, 75 with the worker's name, or the "
+    "verdict",
+)
 @pytest.mark.pods(2)
 def test_killed_while_it_ends(cluster: Cluster) -> None:
     """The outcome stands: the next agent starts no run, and the worker receives the verdict."""
@@ -164,6 +184,7 @@ def test_killed_while_it_ends(cluster: Cluster) -> None:
     assert len([*cluster.pods[0].tmp.glob("logs/2*/run.json")]) == 1
 
 
+@pytest.mark.fault("agent")
 @pytest.mark.pods(2)
 def test_killed_between_two_attempts(cluster: Cluster) -> None:
     """The next agent adopts the Ray started for the next attempt; the worker's return starts it."""
@@ -181,6 +202,7 @@ def test_killed_between_two_attempts(cluster: Cluster) -> None:
     assert head.stderr().count("starting Ray's head") == 2
 
 
+@pytest.mark.fault("agent")
 @pytest.mark.pods(1)
 def test_killed_together_with_its_ray(cluster: Cluster) -> None:
     """All output of the next attempt is passed on, even after a long output of the earlier one."""
@@ -200,6 +222,7 @@ def test_killed_together_with_its_ray(cluster: Cluster) -> None:
     assert copy.read_text().splitlines()[-1] == "second"
 
 
+@pytest.mark.fault("agent-amid")
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_right_after_the_agent_was_killed(cluster: Cluster, signum: signal.Signals) -> None:
@@ -215,6 +238,7 @@ def test_a_stop_right_after_the_agent_was_killed(cluster: Cluster, signum: signa
     assert head.stdout().endswith("cleaned\n")
 
 
+@pytest.mark.fault("agent-again")
 @pytest.mark.pods(1)
 def test_a_killed_parent_stops_the_agent(cluster: Cluster) -> None:
     """A parent that is not the pod's first process is killed: the agent ends as on SIGTERM."""
@@ -234,6 +258,7 @@ def test_a_killed_parent_stops_the_agent(cluster: Cluster) -> None:
     assert cluster.outcome(0)["exit_code"] == 143
 
 
+@pytest.mark.fault("agent")
 @pytest.mark.pods(1)
 def test_logs_follow_survives_a_killed_agent(cluster: Cluster) -> None:
     """`logs --follow` continues with the next agent, and ends with the run."""

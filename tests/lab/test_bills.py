@@ -47,6 +47,12 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.fault(
+    "worker-taken",
+    "a platform takes a worker away (SIGTERM) from a job that saves on AGENT_NOTICE_SIGNAL",
+    "the job saves within the notice and is stopped; the worker leaves with 143; another "
+    "attempt begins when a node is back, and AGENT_JOB_RETRIES does not count it",
+)
 @pytest.mark.pods(2)
 def test_a_node_that_is_taken_away(cluster: Cluster) -> None:
     """SIGTERM to the worker: the job saves, at most one step is lost, and no retry is used."""
@@ -73,6 +79,11 @@ def test_a_node_that_is_taken_away(cluster: Cluster) -> None:
     assert "the platform takes away " in lost["reason"]
 
 
+@pytest.mark.fault(
+    "hours",
+    "a run has used its AGENT_MAX_HOURS, or its AGENT_MAX_COST",
+    "announced; the job is stopped with its grace to save; 78, with the cost",
+)
 @pytest.mark.pods(1)
 def test_a_run_that_has_used_its_hours(cluster: Cluster) -> None:
     """The job's own handler of SIGTERM saves within its grace; the run ends with 78 and a cost."""
@@ -89,6 +100,7 @@ def test_a_run_that_has_used_its_hours(cluster: Cluster) -> None:
     assert f" · ${outcome['cost']:.2f} · " in head.stderr()
 
 
+@pytest.mark.fault("hours")
 @pytest.mark.pods(1)
 def test_a_run_that_has_used_its_money(cluster: Cluster) -> None:
     """It is announced at 80 %; the job saves within its grace, and the run ends with 78."""
@@ -104,6 +116,11 @@ def test_a_run_that_has_used_its_money(cluster: Cluster) -> None:
     assert 40 <= outcome["cost"] < 60
 
 
+@pytest.mark.fault(
+    "finished",
+    "RunPod or a LeaderWorkerSet starts the container of a finished run again",
+    "the recorded code again, without another job; AGENT_RERUN=1 runs it",
+)
 @pytest.mark.pods(1)
 def test_a_restarted_container_of_a_finished_run(cluster: Cluster) -> None:
     """It ends with the recorded code and one line; AGENT_RERUN=1 runs the job again."""

@@ -68,6 +68,11 @@ def test_a_worker_twenty_seconds_before_the_head(cluster: Cluster) -> None:
     assert re.search(r"waiting for the head poda.*connection refused", worker.stderr())
 
 
+@pytest.mark.fault(
+    "dns",
+    "DNS gives no answer, an empty, a wrong or an old one, and later a right one",
+    "the worker waits and resolves again; without an answer it uses the former address",
+)
 @pytest.mark.pods(2, unpublished=("poda",))
 def test_the_heads_name_resolves_ten_seconds_late(cluster: Cluster) -> None:
     """A late DNS entry of the head delays the run by no more than that."""

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 SEED = 4
 
 
+@pytest.mark.fault(
+    "chaos",
+    "a minute of random faults (`scripts/chaos` for more)",
+    "the run ends as the model predicts, in time, with nothing left",
+)
 @pytest.mark.timeout(480)
 def test_a_short_seed_ends_as_predicted(tmp_path: Path) -> None:
     """After a minute of faults, the run ends in time, with an allowed code, without leftovers."""

@@ -49,6 +49,11 @@ def _set_ahead(pod: Pod, seconds: int) -> None:
         file.write(struct.pack("l", seconds))
 
 
+@pytest.mark.fault(
+    "clock",
+    "a pod's clock jumps by an hour, forward or back, while it boots and while the job runs",
+    "no effect; no deadline moves",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("who", ["head", "worker"])
 def test_a_clock_that_jumps(cluster: Cluster, library: Path, who: str) -> None:
@@ -76,6 +81,7 @@ def test_a_clock_that_jumps(cluster: Cluster, library: Path, who: str) -> None:
         assert abs(int(head.stdout().split()[-1]) - (time.time() - HOUR)) < 600
 
 
+@pytest.mark.fault("clock")
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR])
 def test_deadlines_when_the_clock_jumps(cluster: Cluster, library: Path, seconds: int) -> None:

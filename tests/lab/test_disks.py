@@ -45,6 +45,12 @@ def only_warning(stderr: str) -> str:
     return warning
 
 
+@pytest.mark.fault(
+    "disk-full",
+    "the disk of the run folder is full, while it boots or while the job runs",
+    "one warning with folder, cause and remedy; the job's output, end and code do not change, "
+    "also if the agent is killed meanwhile: the next one finds its records in memory",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("moment", ["boot", "job"])
 def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> None:
@@ -73,6 +79,13 @@ def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> 
     assert "No space left on device" in warning
 
 
+@pytest.mark.fault(
+    "disk-stalls",
+    "writes to the disk of the run folder hang, while the job runs, as an attempt begins, or "
+    "from the start",
+    "logged after 10 s; neither the job, nor a stop, nor the agent's end waits for it; from "
+    "the start: 78",
+)
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("end", ["job", "SIGTERM"])
 def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> None:
@@ -102,6 +115,7 @@ def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> N
         idle.kill()
 
 
+@pytest.mark.fault("disk-stalls")
 @pytest.mark.pods(1)
 def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path) -> None:
     """No run folder can be made: 78 with the folder's name, and no hang."""
@@ -116,6 +130,7 @@ def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path)
         idle.kill()
 
 
+@pytest.mark.fault("disk-stalls")
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("stalled", ["logs", "checkpoints"])
 def test_sigterm_while_a_disk_stalls_an_attempt(
@@ -141,6 +156,11 @@ def test_sigterm_while_a_disk_stalls_an_attempt(
         idle.kill()
 
 
+@pytest.mark.fault(
+    "disk-ray",
+    "/tmp or /dev/shm is full",
+    "/tmp: 69 with the disk's name; /dev/shm: a warning, and Ray runs without it",
+)
 @pytest.mark.pods(1)
 def test_a_full_tmp(cluster: Cluster) -> None:
     """Ray cannot run without its session folder: the last line names the disk and the remedy."""
@@ -154,6 +174,7 @@ def test_a_full_tmp(cluster: Cluster) -> None:
     assert "--temp-dir=/larger" in last_line(head)
 
 
+@pytest.mark.fault("disk-ray")
 @pytest.mark.pods(1)
 def test_a_full_shm(cluster: Cluster) -> None:
     """Ray stores its objects elsewhere: a warning with a remedy; the exit code is the job's."""

@@ -11,6 +11,7 @@ UNUSED_ADDRESS = "10.77.0.99"
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 
 
+@pytest.mark.fault("dns")
 @pytest.mark.pods(2)
 def test_a_dns_server_that_answers_late(cluster: Cluster) -> None:
     """A DNS server that answers 15 s late delays only the boot; later timeouts have no effect."""
@@ -24,6 +25,7 @@ def test_a_dns_server_that_answers_late(cluster: Cluster) -> None:
     assert ends([head, worker], 60) == [7, 7], head.tail()
 
 
+@pytest.mark.fault("dns")
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("wrong", ["nobody's", "a worker's"])
 def test_dns_gives_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
@@ -37,6 +39,7 @@ def test_dns_gives_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
     assert ends([head, worker]) == [0, 0], head.tail() + worker.tail()
 
 
+@pytest.mark.fault("dns")
 @pytest.mark.pods(3)
 def test_the_heads_name_moves_while_dns_fails(cluster: Cluster) -> None:
     """The head restarts elsewhere: DNS returns its old address, then no entry, then times out."""

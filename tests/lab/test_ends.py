@@ -36,6 +36,11 @@ def test_a_job_stopped_from_outside_gives_143(cluster: Cluster) -> None:
     assert cluster.outcome(0)["kind"] == "stopped"
 
 
+@pytest.mark.fault(
+    "signals",
+    "SIGTERM, SIGINT twice, `pod-agent stop`, or SIGUSR1",
+    "143 or 130 on all nodes, within the grace, and nothing is left; the job receives SIGUSR1",
+)
 @pytest.mark.pods(2)
 def test_sigterm_to_the_head_stops_all_within_the_grace(cluster: Cluster) -> None:
     """The job cleans up, head and worker end with 143 in time, and no process is left."""
@@ -49,6 +54,7 @@ def test_sigterm_to_the_head_stops_all_within_the_grace(cluster: Cluster) -> Non
     assert cluster.outcome(0)["kind"] == cluster.outcome(1)["kind"] == "stopped"
 
 
+@pytest.mark.fault("signals")
 @pytest.mark.pods(2)
 def test_stop_only_from_the_heads_node(cluster: Cluster) -> None:
     """`pod-agent stop` works like SIGTERM; without a token, only from the head's node."""
@@ -64,6 +70,11 @@ def test_stop_only_from_the_heads_node(cluster: Cluster) -> None:
     assert "cleaned up" in head.stdout()
 
 
+@pytest.mark.fault(
+    "worker-gone",
+    "a worker is lost and does not return",
+    "after AGENT_NODE_GRACE the job is stopped: another attempt, or 75 with its name",
+)
 @pytest.mark.pods(2)
 def test_sigterm_to_a_worker(cluster: Cluster) -> None:
     """The worker ends with 143; the head waits AGENT_NODE_GRACE, then ends with 75."""
@@ -81,6 +92,7 @@ def test_sigterm_to_a_worker(cluster: Cluster) -> None:
     assert cluster.outcome(0)["kind"] == "lost"
 
 
+@pytest.mark.fault("signals")
 @pytest.mark.pods(1)
 def test_sigterm_while_booting(cluster: Cluster) -> None:
     """A stop while Ray boots takes effect at once."""
@@ -92,6 +104,7 @@ def test_sigterm_while_booting(cluster: Cluster) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.fault("signals")
 @pytest.mark.pods(1)
 def test_a_second_sigint_kills(cluster: Cluster) -> None:
     """A second Ctrl-C ends everything at once with 130, although the job ignores signals."""
@@ -153,6 +166,11 @@ def test_without_a_job_the_cluster_stays(cluster: Cluster) -> None:
     assert head.wait(25) == 0
 
 
+@pytest.mark.fault(
+    "ray-boot",
+    "Ray's GCS is killed or hangs while it boots",
+    "logged within 3 s; Ray is restarted in place at once, or after 30 s if it hangs",
+)
 @pytest.mark.pods(2)
 def test_a_ray_killed_while_booting_is_restarted(cluster: Cluster) -> None:
     """GCS is killed during boot: `ray start` runs again, and the run continues.
@@ -171,6 +189,7 @@ def test_a_ray_killed_while_booting_is_restarted(cluster: Cluster) -> None:
     assert ends([head, worker], 150) == [6, 6]
 
 
+@pytest.mark.fault("ray-boot")
 @pytest.mark.pods(1)
 def test_a_ray_that_hangs_while_booting_is_restarted(cluster: Cluster) -> None:
     """After 30 s without progress the wait is logged again, and Ray is started again."""
@@ -200,6 +219,11 @@ def test_a_failed_check_on_the_head_ends_its_workers(cluster: Cluster) -> None:
     holder.kill()
 
 
+@pytest.mark.fault(
+    "worker-idle",
+    "a worker is lost while no job runs (AGENT_JOB=none)",
+    "the cluster keeps running, and the worker rejoins",
+)
 @pytest.mark.pods(2)
 def test_a_worker_rejoins_a_cluster_without_a_job(cluster: Cluster) -> None:
     """AGENT_JOB=none: a lost worker does not end the run; it counts again after it rejoins."""

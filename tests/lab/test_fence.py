@@ -18,6 +18,12 @@ def _has_ray(pod: Container) -> bool:
     return any(p.name in {"raylet", "gcs_server"} and not p.zombie for p in pod.processes())
 
 
+@pytest.mark.fault(
+    "fence",
+    "a worker stays cut off",
+    "it stops its Ray and its part of the job at 0.8 of AGENT_NODE_GRACE, before the next "
+    "attempt begins, and rejoins when the head answers",
+)
 @pytest.mark.pods(2)
 def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
     """Its Ray stops before the next attempt starts on the remaining nodes."""
@@ -39,6 +45,7 @@ def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
     assert cluster.outcome(0)["attempts"][0]["exit_code"] == 75
 
 
+@pytest.mark.fault("fence")
 @pytest.mark.pods(2)
 def test_a_fenced_worker_rejoins(cluster: Cluster) -> None:
     """The link heals after the fence: the worker lost only its Ray, and rejoins."""
@@ -53,6 +60,7 @@ def test_a_fenced_worker_rejoins(cluster: Cluster) -> None:
     assert worker.stderr().count("Ray is up on this node") == 2
 
 
+@pytest.mark.fault("fence")
 @pytest.mark.pods(2)
 def test_a_fenced_workers_prepare_step_runs_again(cluster: Cluster) -> None:
     """The step is stopped while the head is out of reach, and runs again before the job."""

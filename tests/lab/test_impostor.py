@@ -164,6 +164,11 @@ sys.exit(7 if longest < 5 else 1)
 """A job that asks for rewards until it may end."""
 
 
+@pytest.mark.fault(
+    "stalled",
+    "strangers have hundreds of requests whose bodies do not come, to head and reward server",
+    "no report and no reward is delayed; without a body in time each request ends",
+)
 @pytest.mark.pods(4)
 @pytest.mark.parametrize("token", [TOKEN, None])
 def test_stalled_requests_delay_neither_reports_nor_rewards(
@@ -186,6 +191,11 @@ def test_stalled_requests_delay_neither_reports_nor_rewards(
     assert "restart" not in agents[0].stderr()
 
 
+@pytest.mark.fault(
+    "impostor",
+    "a process without the token answers at the head's name",
+    "a worker sends it no token, and applies nothing that it answers; it joins the real head",
+)
 @pytest.mark.pods(3)
 def test_an_impostor_at_the_head_s_name(cluster: Cluster) -> None:
     """Its worker names it, sends it no token, and follows the head once that is there."""

@@ -48,6 +48,11 @@ def _rounds(head: Container) -> int:
     return int(found[-1]) if found else 0
 
 
+@pytest.mark.fault(
+    "link",
+    "a worker's link is cut for ten seconds",
+    "nothing is restarted, the job continues",
+)
 @pytest.mark.pods(2)
 def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
     """Nothing is restarted; the job, which waits for the worker's actor, continues."""
@@ -72,6 +77,11 @@ def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
     assert len(cluster.outcome(0)["attempts"]) == 1
 
 
+@pytest.mark.fault(
+    "link-gone",
+    "a worker's link is cut permanently, in one direction or both",
+    "head: 75 with its name after AGENT_NODE_GRACE; worker: 75 after AGENT_HEAD_GRACE",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("how", ["both ways", "to the worker", "to the head"])
 def test_a_link_that_is_cut_for_good(cluster: Cluster, how: str) -> None:
@@ -102,6 +112,11 @@ def _lose(head: Pod, worker: Pod, how: str) -> None:
         worker.drop(head)
 
 
+@pytest.mark.fault(
+    "link-one-way",
+    "a worker's link loses all packets in one direction for ten seconds",
+    "nothing is restarted, the job continues",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("how", ["to the worker", "to the head"])
 def test_a_link_that_drops_one_direction_for_ten_seconds(cluster: Cluster, how: str) -> None:
@@ -123,6 +138,12 @@ def test_a_link_that_drops_one_direction_for_ten_seconds(cluster: Cluster, how: 
     assert ends([head, worker], 40) == [7, 7], head.tail()
 
 
+@pytest.mark.fault(
+    "link-bad",
+    "a link loses 30 % of all packets each way, and delays the others by 200 ms",
+    "boot and job succeed; if Ray fails (`ray start` gives up after 30 s without GCS), the "
+    "next attempt succeeds",
+)
 @pytest.mark.pods(2)
 @pytest.mark.timeout(720)
 def test_a_slow_and_lossy_link(cluster: Cluster) -> None:

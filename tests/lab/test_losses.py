@@ -23,6 +23,11 @@ def _drivers(pod: Container) -> list[ProcessInfo]:
     return [p for p in pod.processes() if p.cmdline == "sleep 1000" and not p.zombie]
 
 
+@pytest.mark.fault(
+    "worker-back",
+    "a worker's pod is killed and started again",
+    "the head names it within 3 s; it rejoins; the lost attempt is made again",
+)
 @pytest.mark.pods(2)
 def test_a_killed_worker_that_returns_costs_an_attempt(cluster: Cluster) -> None:
     """The job hangs without the worker: it is stopped, and submitted again with the new pod."""
@@ -40,6 +45,11 @@ def test_a_killed_worker_that_returns_costs_an_attempt(cluster: Cluster) -> None
     assert "podb" in first["reason"]
 
 
+@pytest.mark.fault(
+    "ray-job",
+    "the head's Ray is killed while a job runs",
+    "the attempt is lost and made again on a new Ray while retries remain; then 75",
+)
 @pytest.mark.pods(1)
 def test_the_heads_ray_is_killed_twice(cluster: Cluster) -> None:
     """A lost Ray means another attempt on a new Ray; the second loss exceeds the retries."""
@@ -65,6 +75,11 @@ def test_the_heads_ray_is_killed_twice(cluster: Cluster) -> None:
     assert again.stdout() == ""
 
 
+@pytest.mark.fault(
+    "head-back",
+    "the head's pod is killed and restarted elsewhere, with its disk or without",
+    "workers wait AGENT_HEAD_GRACE and rejoin; the run continues with its next attempt",
+)
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("disk", ["shared", "lost"])
 def test_a_head_with_a_new_address_continues_its_run(
@@ -91,6 +106,11 @@ def test_a_head_with_a_new_address_continues_its_run(
     assert ("a worker reports run" in new.stderr()) == (disk == "lost")
 
 
+@pytest.mark.fault(
+    "head-other",
+    "the head starts another run",
+    "a worker of the former run leaves with 75",
+)
 @pytest.mark.pods(2)
 def test_a_head_that_starts_another_run(cluster: Cluster) -> None:
     """Another job is another run: a worker of the former run ends with 75."""
@@ -103,6 +123,11 @@ def test_a_head_that_starts_another_run(cluster: Cluster) -> None:
     other.kill()
 
 
+@pytest.mark.fault(
+    "head-gone",
+    "the head does not return",
+    "workers leave with 75 after AGENT_HEAD_GRACE",
+)
 @pytest.mark.pods(2)
 def test_a_head_that_never_returns(cluster: Cluster) -> None:
     """The worker ends AGENT_HEAD_GRACE after the head's last reply, without leftovers."""
@@ -116,6 +141,8 @@ def test_a_head_that_never_returns(cluster: Cluster) -> None:
     assert "silent for 15 s" in last_line(worker)
 
 
+@pytest.mark.fault("worker-back")
+@pytest.mark.fault("worker-gone")
 @pytest.mark.pods(2)
 def test_a_killed_worker_is_named_within_three_seconds(cluster: Cluster) -> None:
     """The closed connection reports the loss, before GCS does."""
@@ -131,6 +158,11 @@ def test_a_killed_worker_is_named_within_three_seconds(cluster: Cluster) -> None
     assert "podb" in last_line(head)
 
 
+@pytest.mark.fault(
+    "ray-idle",
+    "Ray is killed while no job runs, on the head or a worker",
+    "Ray is restarted in place; a worker rejoins",
+)
 @pytest.mark.pods(2)
 def test_a_killed_ray_without_a_job_is_restarted(cluster: Cluster) -> None:
     """On head or worker, Ray is started again in place, and the worker rejoins."""
@@ -154,6 +186,11 @@ def _kill(pod: Container, name: str) -> None:
     assert pod.exec(["kill", "-9", str(process.pid)]).returncode == 0
 
 
+@pytest.mark.fault(
+    "dashboard",
+    "Ray's dashboard hangs while a job runs",
+    "the job continues, and its end is read from GCS",
+)
 @pytest.mark.pods(1)
 def test_a_hung_dashboard_does_not_end_the_job(cluster: Cluster) -> None:
     """The job continues, and its end is read from GCS."""

@@ -95,6 +95,11 @@ def have_killed(head: Container, folder: Path, victim: ProcessInfo) -> None:
     assert running.wait() in {0, 137}, running.tail()
 
 
+@pytest.mark.fault(
+    "memory",
+    "memory runs out: Ray's OOM killer ends a worker or the job, the kernel's the job or Ray",
+    "the end names it, with the job's code or 75; no further attempt",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("who", ["worker", "driver"])
 def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
@@ -119,6 +124,7 @@ def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
     assert len(cluster.outcome(0)["attempts"]) == 1
 
 
+@pytest.mark.fault("memory")
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("who", ["driver", "raylet"])
 def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
@@ -139,6 +145,11 @@ def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
     assert cluster.outcome(0)["kind"] == "job-failed"
 
 
+@pytest.mark.fault(
+    "memory-agent",
+    "the kernel's OOM killer ends the agent",
+    "a new one continues the run, and logs why",
+)
 @pytest.mark.pods(1)
 def test_the_kernels_oom_killer_kills_the_agent(cluster: Cluster) -> None:
     """The next agent takes over and logs the cause; the job is not disturbed."""

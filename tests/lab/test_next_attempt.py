@@ -58,6 +58,7 @@ def children_of(pod: Container) -> set[int]:
     return {p.pid for p in pod.processes() if p.cmdline in sleeping and not p.zombie}
 
 
+@pytest.mark.fault("steps-stop")
 @pytest.mark.pods(2)
 def test_nothing_of_an_attempt_runs_beside_the_next(cluster: Cluster) -> None:
     """Each attempt begins on a new Ray: detached actors and their child processes are ended."""

@@ -142,6 +142,11 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
         assert json.loads(run.read_text())["exit_code"] == 9
 
 
+@pytest.mark.fault(
+    "dstack",
+    "dstack stops all nodes of a run and submits it again, elsewhere, under the same id",
+    "continues from run.json if that is on a volume, else starts anew; the log says which",
+)
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("disk", ["volume", "own"])
 def test_dstack_resubmits_an_interrupted_run(cluster: Cluster, disk: str, shared: Path) -> None:

@@ -55,6 +55,11 @@ def server(cluster: Cluster, delay: float, reply: str) -> str:
     return f"exec {sys.executable} /tmp/server.py {delay:g} '{reply}'"
 
 
+@pytest.mark.fault(
+    "reward-never",
+    "a reward server exits before it is ready, or its answers stay wrong",
+    "69 with the last lines of its log",
+)
 @pytest.mark.pods(1)
 def test_a_reward_server_that_exits_early(cluster: Cluster) -> None:
     """A server that exits before it is ready ends the run at once, with its last lines."""
@@ -82,6 +87,7 @@ def test_a_slow_reward_server_overlaps_with_the_boot(cluster: Cluster) -> None:
     assert head.stderr().index("✓ reward server ") < submitted
 
 
+@pytest.mark.fault("reward-never")
 @pytest.mark.pods(1)
 @pytest.mark.parametrize(
     ("reply", "complaint"),
@@ -104,6 +110,11 @@ def test_a_wrong_reply_is_retried_until_the_deadline(
     assert complaint in last_line(head)
 
 
+@pytest.mark.fault(
+    "reward",
+    "the reward server exits, hangs or answers 500",
+    "it is restarted with growing pauses; the job continues; outcome.json lists the outages",
+)
 @pytest.mark.pods(1)
 def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
     """A server that is killed while the job runs is started again; the job continues."""
@@ -126,6 +137,7 @@ def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
     assert "rewards" in head.stdout()
 
 
+@pytest.mark.fault("reward")
 @pytest.mark.pods(1)
 def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> None:
     """SIGSTOP, then 500 for every request: the probe finds both; both are recorded as outages.

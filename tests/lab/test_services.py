@@ -54,6 +54,7 @@ def write(cluster: Cluster, text: str) -> None:
     cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
 
 
+@pytest.mark.fault("reward")
 @pytest.mark.pods(2)
 def test_a_retriever_on_every_node(cluster: Cluster) -> None:
     """The job starts when all are ready, and queries each; a killed one is restarted."""
@@ -77,6 +78,7 @@ def test_a_retriever_on_every_node(cluster: Cluster) -> None:
     assert head.stdout() == "".join(f"{host} Hamlet\n" for host in hosts)
 
 
+@pytest.mark.fault("reward-never")
 @pytest.mark.pods(2)
 def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> None:
     """It ends the run at once, with its last lines and its node's name."""
@@ -144,6 +146,7 @@ once = "{shared}/deep/.prepared"
     assert cluster.file(0, "data.log").read_text() == f"made {cluster.pods[0].ip}\n"
 
 
+@pytest.mark.fault("agent")
 @pytest.mark.pods(2)
 def test_the_next_head_agent_keeps_a_workers_services(cluster: Cluster) -> None:
     """The head's agent is killed; the next one restarts no retriever on any node."""

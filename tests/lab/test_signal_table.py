@@ -98,6 +98,11 @@ class Node:
         return [line for line in everyone if line != "sleep infinity"]
 
 
+@pytest.mark.fault(
+    "signals-table",
+    "SIGTERM, SIGINT, SIGHUP or SIGKILL in any phase, on the head or a worker",
+    "143 or 130, or the verdict of a held pod; a killed agent is restarted; nothing is left",
+)
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("cell", cells())
 def test_a_signal(cluster: Cluster, cell: Cell) -> None:

@@ -82,6 +82,7 @@ def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
     assert "srun --ntasks-per-node=1" in done.stderr
 
 
+@pytest.mark.fault("slurm")
 def test_scancel(slurm: SlurmCluster) -> None:
     """The job can clean up; all nodes log the reason, and exit before Slurm kills them."""
     job = slurm.submit("canceled", f'sh -c "{CLEANS_UP}"')
@@ -96,6 +97,11 @@ def test_scancel(slurm: SlurmCluster) -> None:
     assert [(one["culprit"], one["exit_code"]) for one in outcomes] == [("SIGTERM", 143)] * 2
 
 
+@pytest.mark.fault(
+    "slurm",
+    "Slurm: a task is killed, the job is canceled, requeued or at its time limit",
+    "all tasks stop in order; a requeued job continues in the same folders",
+)
 def test_a_killed_task_ends_the_others(slurm: SlurmCluster) -> None:
     """--kill-on-bad-exit: a parent is killed; the head is stopped, and lets the job clean up."""
     job = slurm.submit("bad-exit", f'sh -c "{CLEANS_UP}"', SHORT_OF_GCS)
@@ -109,6 +115,7 @@ def test_a_killed_task_ends_the_others(slurm: SlurmCluster) -> None:
     job.wait_until_gone(5, "node1")
 
 
+@pytest.mark.fault("slurm")
 def test_requeue(slurm: SlurmCluster) -> None:
     """The second run of a job continues in the same folders; the first outcome is kept."""
     job = slurm.submit("requeued", f'sh -c "{ONCE}"')
@@ -125,6 +132,7 @@ def test_requeue(slurm: SlurmCluster) -> None:
     assert [(one["kind"], one["exit_code"]) for one in second] == [("done", 0)] * 2
 
 
+@pytest.mark.fault("slurm")
 def test_time_limit(slurm: SlurmCluster, neighbor: Job) -> None:
     """TERM at the limit, KILL for a hung process: the head ends in order, without leftovers."""
     slurm.run("scontrol", "update", f"JobId={neighbor.id}", "TimeLimit=1")

@@ -38,6 +38,11 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
         yield cluster
 
 
+@pytest.mark.fault(
+    "slurm-agent",
+    "Slurm: only the agent is killed within its step, on the head or a worker",
+    "its parent restarts it within the step: the same Ray, one attempt, the job's code",
+)
 @pytest.mark.timeout(600)
 def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Its parent starts the next agent: same Ray, one attempt, the job's exit code."""
@@ -66,6 +71,7 @@ def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) ->
     assert job.sbatch.wait(SBATCH_POLLS) == 7
 
 
+@pytest.mark.fault("slurm-node")
 @pytest.mark.timeout(600)
 def test_a_hung_node_requeues_the_job(slurm: SlurmCluster) -> None:
     """On 75 the batch script requeues the job, which continues as the run's next attempt."""
@@ -78,6 +84,12 @@ def test_a_hung_node_requeues_the_job(slurm: SlurmCluster) -> None:
     _goes_on(slurm, job)
 
 
+@pytest.mark.fault(
+    "slurm-node",
+    "Slurm: a node is lost, or all its processes hang",
+    "Slurm requeues the job when the node stops responding, or the batch script does at 75: "
+    "the same job id continues with the next attempt",
+)
 @pytest.mark.timeout(600)
 def test_a_lost_node_requeues_the_job(slurm: SlurmCluster) -> None:
     """Slurm requeues it after the node's loss; it continues as the run's next attempt."""

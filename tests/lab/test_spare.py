@@ -14,6 +14,11 @@ TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec s
 SPARE = "podc is one more than the running attempt needs: unused until another begins"
 
 
+@pytest.mark.fault(
+    "worker-spare",
+    "a worker that the attempt does not need joins late, or replaces a lost one",
+    "a log line: it is unused until the next attempt, which uses it",
+)
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("comes", ["late", "in place of a lost one"])
 def test_a_spare_joins_the_next_attempt(cluster: Cluster, comes: str) -> None:

@@ -37,6 +37,11 @@ TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec s
 """Hangs in the first attempt, as if an actor were missing, and ends in the second."""
 
 
+@pytest.mark.fault(
+    "worker-stall",
+    "a worker is lost while a job runs and returns within AGENT_NODE_GRACE",
+    "the job continues; if it makes no progress for AGENT_STALL, the attempt is lost",
+)
 @pytest.mark.pods(2)
 def test_a_job_that_hangs_after_a_loss_is_retried(cluster: Cluster) -> None:
     """The node is back within its grace, so only AGENT_STALL can end the attempt."""
@@ -69,6 +74,12 @@ for step in range(done + 1, 13):
 """
 
 
+@pytest.mark.fault(
+    "steps-stop",
+    "the job's steps stop",
+    "all nodes are examined, and a sentence names node, process and function; if a second "
+    "examination agrees, the attempt is lost and the next one resumes (AGENT_ON_STALL=retry)",
+)
 def test_a_job_whose_steps_stop_is_retried(cluster: Cluster) -> None:
     """By the median rule, with its least limit scaled; the second examination agrees."""
     cluster.env |= {"AGENT_JOB_RETRIES": "1", "POD_AGENT_STALL_LEAST": "10"}

@@ -37,6 +37,11 @@ def _status(worker: Container) -> str:
     return worker.exec([sys.executable, "-c", ask]).stdout
 
 
+@pytest.mark.fault(
+    "superseded",
+    "a second head starts in the same run",
+    "the first stops its job and leaves with 75, superseded",
+)
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("found_by", ["run.json", "the worker", "nobody"])
 def test_a_second_head_supersedes_the_first(cluster: Cluster, found_by: str, shared: Path) -> None:

@@ -20,6 +20,11 @@ FULL = "head -c 65536 /dev/zero"
 """Fills the pipe before the agent starts: its first write blocks."""
 
 
+@pytest.mark.fault(
+    "readers",
+    "no process reads the agent's stdout or stderr",
+    "deadlines, SIGTERM and the exit work as usual",
+)
 @pytest.mark.pods(1)
 def test_stdout_without_a_reader(cluster: Cluster) -> None:
     """5 MB into a full pipe: the run ends with the job's code, and job.log is complete."""
@@ -36,6 +41,7 @@ def test_stdout_without_a_reader(cluster: Cluster) -> None:
     holder.kill()
 
 
+@pytest.mark.fault("readers")
 @pytest.mark.pods(1)
 def test_stderr_without_a_reader(cluster: Cluster) -> None:
     """No log line can be written, and SIGTERM still stops everything within the grace."""
@@ -61,6 +67,7 @@ def test_stderr_without_a_reader(cluster: Cluster) -> None:
     holder.kill()
 
 
+@pytest.mark.fault("readers")
 @pytest.mark.pods(1)
 def test_closed_stdout_and_stderr(cluster: Cluster) -> None:
     """With `>&-`, `2>&-`, both, or `| head -1`: exit code and job.log are the job's."""

@@ -37,6 +37,7 @@ def test_sigusr1_reaches_the_heads_job_only(cluster: Cluster) -> None:
     assert "got usr1" in head.stdout()
 
 
+@pytest.mark.fault("signals")
 @pytest.mark.pods(1)
 def test_sigusr1_reaches_a_program_below_a_shell(cluster: Cluster) -> None:
     """A Python program that a shell waits for gets both signals; the exit code is its own."""

@@ -1,1 +1,1 @@
-"""The table of faults: for each kind, the scenarios that prove the result."""
+"""The rows of faults: for each kind, the scenarios that prove the result."""

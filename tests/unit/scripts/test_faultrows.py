@@ -1,4 +1,4 @@
-"""The tables of faults and promises: their scenarios exist; results are stored and printed."""
+"""The rows of faults, their page, and the promises: every scenario exists."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from pathlib import Path
 import pytest
 
 from promises import MORE, OFTEN, QUICK
-from tools.faults import cli, page
-from tools.faults.results import FAILED, HELD, SKIPPED, Seen, read_junit
-from tools.faults.rows import ROWS
+from tools.faults.results import FAILED, HELD, SKIPPED, Result, read_junit
+from tools.faults.rows import PAGE, read_rows, with_table
 
-ROOT = Path(__file__).parents[3]
+LAB = Path(__file__).parents[2] / "lab"
+MARK = "@pytest.mark.fault"
 
 
 def scenarios() -> set[str]:
     """Return all tests of the pod lab, and their files, as pytest takes them."""
     found = set()
-    for file in (ROOT / "tests/lab").glob("test_*.py"):
-        name = str(file.relative_to(ROOT))
-        tests = [
-            one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)
+    for file in LAB.glob("test_*.py"):
+        name = f"tests/lab/{file.name}"
+        functions = [
+            one.name for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)
         ]
-        found |= {name, *(f"{name}::{test.name}" for test in tests)}
+        tests = [function for function in functions if function.startswith("test_")]
+        found |= {name, *(f"{name}::{test}" for test in tests)}
     return found
 
 
-def test_every_scenario_of_the_tables_exists() -> None:
-    """A row with a missing test would promise something without proof."""
-    rows = [test for row in ROWS for test in row.tests]
-    promised = [f"tests/lab/{promise.scenario.partition('[')[0]}" for promise in (*OFTEN, *MORE)]
-    assert sorted({*rows, *promised} - scenarios()) == []
-    assert [row.name for row in ROWS if not row.tests] == []
+def test_every_promised_scenario_exists() -> None:
+    """A promise with a missing test would have no proof."""
+    promised = {f"tests/lab/{promise.scenario.partition('[')[0]}" for promise in (*OFTEN, *MORE)}
+    assert sorted(promised - scenarios()) == []
 
 
 def test_every_promise_has_a_scenario_of_its_own() -> None:
@@ -42,30 +41,53 @@ def test_every_promise_has_a_scenario_of_its_own() -> None:
     assert QUICK in names
 
 
-def test_the_page_has_all_rows() -> None:
-    """docs/faults.md is written by `./scripts/faults --page`."""
-    text = cli.PAGE.read_text()
-    assert page.with_table(text, ROWS) == text, "run ./scripts/faults --page"
+def test_the_page_is_made_from_the_markers() -> None:
+    """docs/faults.md has the rows of today's scenarios: a scenario that is gone shows here."""
+    text = PAGE.read_text()
+    assert with_table(text, read_rows()) == text, "run ./scripts/faults --page"
     with pytest.raises(ValueError, match="no place"):
-        page.with_table("nothing", ROWS)
+        with_table("nothing", [])
+
+
+def test_all_markers_are_on_tests() -> None:
+    """A marker elsewhere, on a helper or a class, would prove nothing."""
+    written = sum(file.read_text().count(MARK) for file in LAB.rglob("*.py"))
+    tests = [test for row in read_rows() for test in row.tests]
+    assert len(tests) == written
+    assert sorted(set(tests) - scenarios()) == []
+
+
+def test_a_row_is_described_once(tmp_path: Path) -> None:
+    """One of its scenarios has the fault and the result; the others have the row's name."""
+    file = tmp_path / "test_links.py"
+    file.write_text(
+        f'{MARK}("link", "a cut", "it heals")\ndef test_a() -> None: ...\n'
+        f'{MARK}("link")\ndef test_b() -> None: ...\n'
+    )
+    (row,) = read_rows(tmp_path)
+    assert (row.event, row.result) == ("a cut", "it heals")
+    assert row.tests == ("tests/lab/test_links.py::test_a", "tests/lab/test_links.py::test_b")
+    file.write_text(f'{MARK}("link")\ndef test_b() -> None: ...\n')
+    with pytest.raises(ValueError, match="link: not one"):
+        read_rows(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("cases", "seen"),
+    ("cases", "result"),
     [
-        ('<testcase name="a" time="2.0"/>', Seen(HELD, 2.0)),
+        ('<testcase name="a" time="2.0"/>', Result(HELD, 2.0)),
         (
             '<testcase name="a" time="2.0"><failure message="7 == 75"/></testcase>',
-            Seen(FAILED, 2.0, "a: 7 == 75"),
+            Result(FAILED, 2.0, "a: 7 == 75"),
         ),
         (
             '<testcase name="a" time="2.0"><error message="no lab"/></testcase>',
-            Seen(FAILED, 2.0, "a: no lab"),
+            Result(FAILED, 2.0, "a: no lab"),
         ),
-        ('<testcase name="a" time="2.0"><skipped/></testcase>', Seen(SKIPPED, 2.0)),
-        ("", Seen(SKIPPED, 0.0)),  # its tests were not found
+        ('<testcase name="a" time="2.0"><skipped/></testcase>', Result(SKIPPED, 2.0)),
+        ("", Result(SKIPPED, 0.0)),  # its tests were not found
     ],
 )
-def test_what_pytest_wrote_is_summed_up(cases: str, seen: Seen) -> None:
+def test_what_pytest_wrote_is_summed_up(cases: str, result: Result) -> None:
     """One failure fails the row; a skip, or no test at all, does not count as a pass."""
-    assert read_junit(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == seen
+    assert read_junit(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == result
