@@ -391,14 +391,15 @@ def lost(before: Front, after: Front) -> Iterator[int]:
             yield port
 
 
-def silent(before: Front, after: Front) -> Iterator[int]:
-    """Yield the ports whose members no longer answer their probe."""
+def silent(before: Front, after: Front) -> Iterator[tuple[int, bool]]:
+    """Yield the ports whose members no longer answer, and whether that is true of their nodes."""
     for port, member in before.members.items():
         successor = after.members.get(port)
         if successor is None or successor is member:
             continue
-        if member.slot.answers and not successor.slot.answers:
-            yield port
+        is_cut_off = successor.slot.is_cut_off and not member.slot.is_cut_off
+        if is_cut_off or (member.slot.answers and not successor.slot.answers):
+            yield port, is_cut_off
 
 
 def restored(saved: Front, now: float) -> Front:

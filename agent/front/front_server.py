@@ -294,9 +294,10 @@ class FrontServer:
         for port in lost(before, after):
             self._cancel(port)
             self._loads.pop((port, before.members[port].process), None)
-        for port in silent(before, after):
-            # A frozen engine: the trainer waits no longer. One that loads may fail its probe, too.
-            self._end_calls(port, loads_too=False)
+        for port, is_cut_off in silent(before, after):
+            # A frozen engine: the trainer waits no longer. One that loads may fail its probe, too,
+            # but its node goes on to report.
+            self._end_calls(port, loads_too=is_cut_off)
         self._memory.save(after)
 
         # Who may get data now?
@@ -560,6 +561,8 @@ class FrontServer:
         current = self._front.members.get(port)
         if current is None or current.process != member.process:
             return BrokenError("its process was replaced")
+        if current.slot.is_cut_off:
+            return BrokenError("its node is silent")
         scopes = self._calls.setdefault(port, {})
         began = anyio.current_time()
         with anyio.move_on_after(limit) as scope:
@@ -576,7 +579,7 @@ class FrontServer:
             finally:
                 del scopes[scope]
         if anyio.current_time() < scope.deadline:
-            return BrokenError("its process was replaced, or fails its probe")
+            return BrokenError("its process was replaced, fails its probe, or its node is silent")
         return _late(scope.deadline - began)
 
     # --- Refits -----------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class Slot(Value):
     generation: Generation
     answers: bool
     """Whether its process answers its probe."""
+    is_cut_off: bool = False
+    """Whether its node is silent or has left: what it has not answered is not waited for."""
 
 
 class FrontOrder(Value):

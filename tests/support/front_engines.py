@@ -40,6 +40,7 @@ class StandInEngine:
         self.port = free_port()
         self.generation = 1
         self.answers = True
+        self.is_cut_off = False
         self.weights = "start"
         self.is_paused = False
         self.asked: list[str] = []
@@ -154,7 +155,10 @@ class FrontUnderTest:
     def next_order(self) -> FrontOrder:
         """Return the order that describes the engines as they are."""
         slots = (
-            Slot(port, one.name, f"{self._host}:{one.port}", one.generation, one.answers)
+            Slot(
+                *(port, one.name, f"{self._host}:{one.port}"),
+                *(one.generation, one.answers, one.is_cut_off),
+            )
             for port, one in zip(self.ports, self.engines, strict=True)
         )
         return FrontOrder(self.attempt, tuple(slots))

@@ -45,6 +45,7 @@ class GroupMember(Value):
     address: str = ""  # its own `HOST:PORT`
     generation: int = 1
     answers: bool = False
+    is_cut_off: bool = False  # its node is silent or has left
     evidence: str = ""
     output: str = ""  # what it printed last, if the evidence is its end
     last_end: str = ""  # why it ended last, until it is ready again

@@ -155,6 +155,7 @@ def _member(  # noqa: PLR0913 - all that it depends on
         address=f"{in_url(worker.ip)}:{one.port}" if worker.ip and one.port else "",
         generation=1 if item is None else item.generation,
         answers=item is not None and _answers(item) and not worker.silent,
+        is_cut_off=bool(worker.silent) or worker.has_left,
         evidence=evidence,
         output=item.output if item is not None and evidence == item.evidence else "",
         last_end="" if item is None else item.last_end,
@@ -224,6 +225,7 @@ def slots_of(state: HeadState, spec: ServiceSpec) -> tuple[Slot, ...]:
             address=member.address,
             generation=member.generation,
             answers=member.answers,
+            is_cut_off=member.is_cut_off,
         )
         for member in members_of(state, spec)
     )

@@ -347,6 +347,14 @@ def test_addresses() -> None:
     ]
 
 
+@pytest.mark.parametrize("event", [SILENT[0], (8.0, left(2))])
+def test_a_front_learns_whose_nodes_are_cut_off(event: tuple[float, h.HeadEvent]) -> None:
+    """It waits no longer for what those have not answered."""
+    trace = Trace(a_goal(weights="sglang"), [*UP, *RUNS, event])
+    slots = slots_of(trace.state, trace.state.goal.services[0])
+    assert [slot.is_cut_off for slot in slots] == [True, True, False, False]
+
+
 def test_what_needs_a_group_starts_once_enough_of_it_serve() -> None:
     """Two of four members are enough here; it is blocked until then, with a line."""
     asks = replace(REWARD_SPEC, after=("engine",))

@@ -458,6 +458,36 @@ def test_a_pause_of_an_engine_that_fails_its_probe_waits_no_longer(
     play(scenario)
 
 
+def test_nothing_of_a_node_that_is_cut_off_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a load that it has begun nor one that waits for a refit; then it is refitted."""
+    monkeypatch.setattr(front_server, "FIRST_UPDATE", 60.0)
+    monkeypatch.setattr(front_server, "UPDATE_LEAST", 60.0)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        assert await front.update("1") == [200, 200]
+        first = front.engines[0]
+        first.hangs.add("*")
+        updating = asyncio.create_task(front.update("2", 0))
+        await front.until(lambda: first.asked.count(UPDATE) == 2)
+        next_one = asyncio.create_task(front.update("3", 0))
+        await front.until(lambda: front.server.status().version == "3")
+        first.answers = False
+        first.is_cut_off = True
+        await front.order()
+        assert await updating == [200]
+        assert await next_one == [200]
+        assert first.asked.count(UPDATE) == 2
+
+        first.hangs.clear()
+        first.answers = True
+        first.is_cut_off = False
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "stale"])
+        assert front.of(0).version == "3"
+
+    play(scenario)
+
+
 def test_an_update_that_others_have_ended_long_ago_is_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
