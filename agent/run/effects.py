@@ -22,6 +22,7 @@ from agent.record.background import ItemWriter
 from agent.record.files import write_atomically
 from agent.record.log import log_to_file
 from agent.record.node_record import NodeRecorder
+from agent.run.node_figures import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -100,6 +101,7 @@ class MachineEffects(NamedTuple):
     """This machine itself, and what is prepared on it before Ray."""
 
     kernel_log: str = "/dev/kmsg"
+    figures: type[Sources] = Sources
     raise_open_files: Callable[[int], None] = ray_machine.raise_open_files
     stale_ray: StaleRay = ray_machine.stale_ray
     taken_ports: TakenPorts = taken_ports

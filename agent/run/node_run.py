@@ -49,7 +49,7 @@ from agent.record.run_folder import NO_FACTS, facts_of, outcome_text, write_outc
 from agent.run.cache_keeper import CacheKeeper
 from agent.run.effects import REAL
 from agent.run.gpu_memory import GpuMemory
-from agent.run.node_figures import NodeFigures, Sources
+from agent.run.node_figures import NodeFigures
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -189,7 +189,8 @@ class NodeRun:
         self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
         self._waits = WaitLog(self.record, say, draw)
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
-        self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now, self.job_gpus)
+        sources = effects.machine.figures(plan, lambda: folder.path)
+        self.figures = NodeFigures(sources, self.now, self.job_gpus)
         self.gpu_memory = GpuMemory(plan, job_gpus=self.job_gpus)
         self.stats = NodeStats(
             redactor.clean, lambda: self.figures.newest, lambda: self.caches.state
