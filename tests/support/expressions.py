@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from agent.diagnosis import rows
 from agent.diagnosis.errors import roles
 from agent.job.progress import all_formats
-from support.sources import modules, trees
+from support.sources import modules, nodes, trees
 
 if TYPE_CHECKING:
     import random
@@ -130,7 +130,7 @@ def of_rows() -> list[Expression]:
 
 
 def _imports_re(tree: ast.Module) -> bool:
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import))
+    imports = (node for node in nodes(tree) if isinstance(node, ast.Import))
     return any(alias.name == "re" for node in imports for alias in node.names)
 
 
@@ -160,7 +160,7 @@ def _of_text(pattern: re.Pattern[Any]) -> re.Pattern[str]:
 def _calls(tree: ast.Module) -> Iterator[ast.Call]:
     """Yield the calls in functions: what stands outside them is kept by the module."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-    for function in ast.walk(tree):
+    for function in nodes(tree):
         if isinstance(function, functions):
             yield from (node for node in ast.walk(function) if isinstance(node, ast.Call))
 

@@ -48,6 +48,12 @@ def trees() -> dict[str, ast.Module]:
 
 
 @functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's tree: `ast.walk`, which takes as long as parsing, done once."""
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
 def modules() -> dict[str, str]:
     """Return the file of each module, by its dotted name."""
     return {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.sources import BUNDLED, FOLDERS, ROOT, modules, trees
+from support.sources import BUNDLED, FOLDERS, ROOT, modules, nodes, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def folder(name: str) -> str:
 
 def imports(tree: ast.AST) -> Iterator[str]:
     """Name every module that is imported, anywhere in a file, for types or at run time."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +115,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 def imported_files(tree: ast.AST) -> set[str]:
     """Return the files of the agent that a file names in its imports."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -148,7 +148,7 @@ def uses(tree: ast.AST, module: str, *names: str) -> bool:
             and node.module == module
             and any(alias.name in names for alias in node.names)
         )
-        for node in ast.walk(tree)
+        for node in nodes(tree)
     )
 
 
@@ -226,7 +226,7 @@ def test_the_environment_is_read_in_one_place() -> None:
 
 def late_imports(tree: ast.AST) -> set[int]:
     """Return the lines of imports inside functions."""
-    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (n for n in nodes(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return {
         node.lineno
         for function in functions
@@ -350,7 +350,7 @@ def test_no_two_classes_have_one_name() -> None:
     """A reader who searches for a class finds one."""
     files = defaultdict(list)
     for name, tree in trees().items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 files[node.name].append(name)
     assert {name: where for name, where in files.items() if len(where) > 1} == {}

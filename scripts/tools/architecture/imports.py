@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ class FolderMap(NamedTuple):
     """(importing folder, imported folder): the number of importing files."""
 
 
+@functools.cache
 def read_folders(root: Path) -> FolderMap:
-    """Read all of `agent/`."""
+    """Read all of `agent/`, once a process."""
     order = _order((root / ORDER_IN).read_text(encoding="utf-8"))
     present = sorted(path.parent.name for path in root.glob("agent/*/__init__.py"))
     apart = tuple(name for name in present if name not in order)

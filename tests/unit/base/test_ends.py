@@ -11,7 +11,7 @@ import pytest
 from agent.base import ends
 from agent.base.ends import BY_CALLER, Kind, Outcome
 from agent.processes import parent
-from support.sources import ROOT, trees
+from support.sources import ROOT, nodes, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ ENDS = {name: row for name, row in vars(ends).items() if isinstance(row, Outcome
 def calls_of_rows() -> Iterator[tuple[str, str, ast.Call]]:
     """Yield (place, name of the row, call) for each call that makes an outcome."""
     for path, tree in trees().items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 row = node.func.value
                 if node.func.attr == "outcome" and isinstance(row, ast.Attribute):
@@ -86,7 +86,7 @@ def test_outcomes_are_made_from_rows_only() -> None:
     found = [
         f"{path}:{node.lineno}"
         for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "Outcome"
@@ -111,7 +111,7 @@ def test_each_call_fills_the_templates_of_its_row() -> None:
     named = {
         node.attr
         for tree in trees().values()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "ends"
@@ -134,7 +134,7 @@ def test_no_code_is_written_elsewhere() -> None:
         f"{path}:{node.lineno}"
         for path, tree in trees().items()
         if path.startswith(runs)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value in codes
     ]
     assert found == []

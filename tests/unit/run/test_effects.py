@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from agent.run.effects import REAL
-from support.sources import trees
+from support.sources import nodes, trees
 
 DECLARE = {"agent/run/effects.py", "agent/run/late_effects.py"}
 OUTSIDE = {
@@ -33,7 +33,7 @@ def real_names() -> set[str]:
 def names_of_modules(tree: ast.AST) -> dict[str, str]:
     """Return the modules and functions that a file imports, by the name that it uses."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom):
             names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
     return names
@@ -48,7 +48,7 @@ def test_no_other_file_of_a_run_names_a_real_effect() -> None:
             continue
         imported = names_of_modules(tree)
         used = {*imported.values()}
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 used.add(f"{imported.get(node.value.id)}.{node.attr}")
         found |= {f"{path}: {name}" for name in used & real}
