@@ -36,11 +36,11 @@ from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, Ser
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.base.ends import Outcome
     from agent.decisions.attempts import LostAttempt
-    from agent.decisions.shared import Answer, Want
+    from agent.decisions.shared import Answer
 
 REWARD = "reward server"
 NOTHING_DURABLE = Durable("run")
@@ -469,6 +469,7 @@ class Trace:
         self.state = head.first_state(of, durable)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []
+        self._wanted: tuple[h.HeadState, dict[str, Mapping[str, Want]]] = self.state, {}
         started = started_by(None, self.state, [HERE])
         self.at_once = [one for one in started if isinstance(one, Started)]
         """The services and steps that are wanted here from the start."""
@@ -513,17 +514,28 @@ class Trace:
         told = [node for one in actions if isinstance(one, Publish) for node in one.nodes]
         after = self.state
         new = after.fleet.workers.keys() - before.fleet.workers.keys()
+        known = {HERE, *after.fleet.workers}
+        was = self._wanted_in(before, known)
+        wanted = self._wanted_in(after, known)
         differs = {
             node
-            for node in (HERE, *after.fleet.workers)
+            for node in known
             if (node in new and not after.fleet.workers[node].refused)
-            or wanted_of(before, node) != wanted_of(after, node)
+            or was[node] != wanted[node]
             or (node in after.notices.released) != (node in before.notices.released)
         }
-        known = {HERE, *after.fleet.workers}
         is_over = after.phase is h.HeadPhase.LEAVING
         assert {node for node in told if node in known} == (set() if is_over else differs)
         assert len(told) == len({*told})
+
+    def _wanted_in(self, state: h.HeadState, nodes: set[str]) -> dict[str, Mapping[str, Want]]:
+        """Return what is wanted of nodes in a state, which the next event begins with."""
+        of, wanted = self._wanted
+        if of is not state:
+            wanted = {}
+        wanted |= {node: wanted_of(state, node) for node in nodes - wanted.keys()}
+        self._wanted = state, wanted
+        return wanted
 
     def finish(self, steps: int = 50) -> bool:
         """Tick at each deadline; return whether none is left."""
