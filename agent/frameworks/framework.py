@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from agent.base.value import Value
 from agent.frameworks.step_format import StepFormat
 from agent.node.facts import Package
+from agent.settings.rules import flags_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent.base.versions import Version
     from agent.frameworks.recipe import Command, RecipeInput
@@ -28,6 +29,20 @@ class CheckpointFormat(Value, forbid_unknown_fields=True):
     can_reshard: bool = True  # Whether it resumes with another number of processes
 
 
+class AnswerFlags(Value, forbid_unknown_fields=True):
+    """By which arguments it generates how much, for the division of the nodes."""
+
+    longest: str  # The flag of the tokens of its longest answer
+    tokens: int  # Of the longest answer without that flag
+    ahead: str = ""  # The argument with which it generates while it trains; '' if it always does
+
+    def read(self, words: Sequence[str]) -> tuple[int, bool]:
+        """Return the tokens of the longest answer, and whether it generates only in turns."""
+        given = dict(flags_of(tuple(words))).get(self.longest) or ""
+        in_turns = self.ahead != "" and self.ahead not in words
+        return int(given) if given.isdecimal() else self.tokens, in_turns
+
+
 DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # Of the bundled reward server
 
 
@@ -42,6 +57,7 @@ class FrameworkInfo(Value, forbid_unknown_fields=True):
     steps: StepFormat | None = None  # how it prints its steps
     services: str = ""
     """The file beside its table with the groups and services that its recipes bring, or ''."""
+    answers: AnswerFlags | None = None  # Where its recipes bring a group that generates
     loads_folder: bool = False  # Whether it needs the folder of a model, and takes no id of the hub
     is_sized_by_links: bool = False  # Whether its arguments depend on the links between the nodes
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # What its reward client reads

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agent.base.versions import Version, release_of, version_text
 from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.division import Division, propose
 from agent.frameworks.layouts import OPENRLHF as LAYOUTS
 from agent.frameworks.layouts import (
     ZERO2,
@@ -40,7 +41,7 @@ from agent.frameworks.recipe import (
     nearest,
     shape_of,
 )
-from agent.frameworks.sizing import Host, Workload, engine_sizes, sizing_for
+from agent.frameworks.sizing import Host, Workload, engine_sizes, least_engine, sizing_for
 from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ def _nodes_of(groups: GpuGroups, asked: RecipeInput) -> tuple[NodeSize, ...]:
 
 
 def training_groups(arguments: Arguments, asked: RecipeInput) -> GpuGroups:
-    """Return the GPUs that train: the user's, else all; half of them beside asynchronous engines.
+    """Return the GPUs that train: the user's, else all that asynchronous engines leave.
 
     The engines of asynchronous training have whole nodes, or a part of the only one.
     """
@@ -310,10 +311,11 @@ def training_groups(arguments: Arguments, asked: RecipeInput) -> GpuGroups:
     if arguments.given("vllm.num_engines"):
         size = arguments.count("vllm.tensor_parallel_size", asked.tensor_parallel or 1)
         engines = arguments.count("vllm.num_engines") * size
-    elif everything.count > 1:
-        engines = -(-everything.count // 2) * everything.gpus
     else:
-        engines = -(-everything.gpus // 2)
+        proposed = _division(arguments, asked)
+        is_one = everything.count == 1
+        engines = proposed.of(everything.gpus if is_one else everything.count)
+        engines *= 1 if is_one else everything.gpus
 
     # The others train, in groups of equal size.
     left = everything.total - engines
@@ -324,6 +326,14 @@ def training_groups(arguments: Arguments, asked: RecipeInput) -> GpuGroups:
         raise MisfitError(f"{what}: join more GPUs, or {fewer}")
     part = gcd(left, everything.gpus)
     return GpuGroups(left // part, part)
+
+
+def _division(arguments: Arguments, asked: RecipeInput) -> Division:
+    """Propose how many GPUs generate beside asynchronous training."""
+    model = asked.basis.model
+    engine = asked.tensor_parallel or least_engine(model)
+    memory = asked.gpu_nodes[0].gpu_memory if asked.gpu_nodes else None
+    return propose(model, longest(arguments), engine, memory)
 
 
 def _engine_alone(

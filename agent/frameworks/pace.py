@@ -22,11 +22,11 @@ HOUR = 3600.0  # The training, in seconds, that the loss of a node may cost, abo
 # Operations per second of common GPUs in bf16: 40 % of the peak, by the memory in GB.
 _SPEEDS = ((16, 25e12), (24, 60e12), (48, 110e12), (96, 250e12))
 _FASTEST = 400e12  # Of GPUs with more memory
-_ASSUMED_MEMORY = 80  # In GB, where the GPU is not known
+ASSUMED_MEMORY = 80  # In GB, where the GPU is not known
 
 # Operations for each parameter and token.
-_TRAINED = 8  # Forward twice, because of gradient checkpointing, and backward
-_SCORED = 2  # Forward once
+TRAINED = 8  # Forward twice, because of gradient checkpointing, and backward
+SCORED = 2  # Forward once
 
 # States in CPU memory, for each GPU.
 _MOVED_EACH_SECOND = 20e9  # Bytes over PCIe 4
@@ -55,6 +55,11 @@ def average(tokens: int) -> int:
     return max(1, tokens // _PART_OF_LONGEST)
 
 
+def speed_of(memory: float) -> float:
+    """Return the operations per second of a GPU with so many GB."""
+    return next((speed for most, speed in _SPEEDS if memory <= most), _FASTEST)
+
+
 def step_seconds(asked: RecipeInput, step: StepWork) -> float | None:
     """Return about how long a step takes; None if the model or the GPUs are not known."""
     model = asked.basis.model
@@ -64,10 +69,10 @@ def step_seconds(asked: RecipeInput, step: StepWork) -> float | None:
         return None
 
     # How fast are the GPUs, and how much is to compute? Generating takes as long as the rest.
-    memory = min((n.gpu_memory for n in nodes if n.gpu_memory), default=_ASSUMED_MEMORY)
-    speed = next((speed for most, speed in _SPEEDS if memory <= most), _FASTEST)
+    memory = min((n.gpu_memory for n in nodes if n.gpu_memory), default=ASSUMED_MEMORY)
+    speed = speed_of(memory)
     tokens = step.samples * step.longest / _PART_OF_LONGEST
-    operations = step.trained * _TRAINED + step.scored * _SCORED
+    operations = step.trained * TRAINED + step.scored * SCORED
     seconds = tokens * operations * model.active / (gpus * speed)
     if step.generates:
         seconds *= 2

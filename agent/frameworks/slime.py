@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.division import division_for
 from agent.frameworks.layouts import SLIME as LAYOUTS
 from agent.frameworks.layouts import SLIME_CPU, Split
 from agent.frameworks.megatron_memory import (
@@ -59,11 +60,7 @@ _REWARDS = ("rm-type", "custom-rm-path")
 _SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
 _MEMORY = ("optimizer-cpu-offload", "recompute-granularity", "max-tokens-per-gpu", "num-layers")
 """Flags that change the memory that a model takes, in a way that is not counted."""
-_SPLIT = (
-    "[groups.rollout] nodes generate, half of all by default: with as many GPUs it takes about as "
-    "long to generate answers as to train on them, longer ones longer; after 20 steps the log says "
-    "whether another division is faster"
-)
+_SPLIT = "after 20 steps the log says whether another division is faster"
 _PROMPTS = 32
 _GROUP = 8
 _ANSWER = 8192
@@ -122,10 +119,11 @@ def make(asked: RecipeInput) -> Command:
     argv = train if not model_args else (*_SHELL, model_args, *train)
     total = arguments.count("global-batch-size")
     batch = f"batch {total} = {count_of(prompts, 'prompt')} × {group}"
+    division = division_for(SLIME.framework, asked.args, asked.basis.model, asked.tensor_parallel)
     described = f"{model_args} of slime's folder describes the model to Megatron" * bool(model_args)
     notes = (
         f"{count_of(world, 'GPU')} train {copies} × the model; {batch}",
-        _SPLIT,
+        f"[groups.rollout] nodes generate, by default {division.why}; {_SPLIT}",
         *filter(None, [described]),
         *sizing.notes,
     )

@@ -188,7 +188,7 @@ def _with_own_engines(
     """Divide the nodes so that the trainer's hold the model, and size both sides."""
     size = given.whole(TENSOR_PARALLEL) or asked.tensor_parallel
     misfit: MisfitError | None = None
-    for part, engines in verl_separate.divisions(asked, given):
+    for part, engines in verl_separate.divisions(asked, given, longest_sample(given)):
         try:
             check_sequences(part, given)
             sizing, saved = sizing_and_saved(part, given)

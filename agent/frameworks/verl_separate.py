@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.base.versions import version_text
+from agent.frameworks.division import propose
 from agent.frameworks.recipe import (
     GpuGroups,
     MisfitError,
@@ -25,7 +26,7 @@ from agent.frameworks.recipe import (
     engines_misfit,
     engines_text,
 )
-from agent.frameworks.sizing import engine_sizes
+from agent.frameworks.sizing import engine_sizes, least_engine
 from agent.frameworks.verl_keys import MINI_BATCH, NODES, ROLLOUT, TRAIN_BATCH, VERL
 
 if TYPE_CHECKING:
@@ -74,10 +75,13 @@ def check_rollout_nodes(given: GivenKeys) -> None:
         raise MisfitError(f"{what}, unless {MODE_KEY}={_MODE} is set")
 
 
-def divisions(asked: RecipeInput, given: GivenKeys) -> Iterator[tuple[RecipeInput, Engines]]:
-    """Yield the input for the nodes that train, and the engines: the user's, or half of the nodes.
+def divisions(
+    asked: RecipeInput, given: GivenKeys, longest: int
+) -> Iterator[tuple[RecipeInput, Engines]]:
+    """Yield the input for the nodes that train, and the engines: the user's, or an estimate.
 
-    After half come fewer engines, with which the trainer can hold a larger model.
+    It is for samples of at most so many tokens. After it come fewer engines, with which the trainer
+    can hold a larger model.
     """
     _check(asked, given)
     sizes = {node.gpus for node in asked.gpu_nodes}
@@ -93,9 +97,13 @@ def divisions(asked: RecipeInput, given: GivenKeys) -> Iterator[tuple[RecipeInpu
     elif count is not None:
         yield _of_nodes(asked, given, count, "as you say")
     else:
-        half = "half by default: as many GPUs take about as long to generate as to train"
-        yield _of_nodes(asked, given, total // 2, f"{half}, and longer for longer answers")
-        for fewer in range(total // 2 - 1, 0, -1):
+        model = asked.basis.model
+        engine = asked.tensor_parallel or least_engine(model)
+        memory = asked.gpu_nodes[0].gpu_memory
+        proposed = propose(model, longest, engine, memory)
+        most = proposed.of(total)
+        yield _of_nodes(asked, given, most, proposed.why)
+        for fewer in range(most - 1, 0, -1):
             yield _of_nodes(asked, given, fewer, "the others are as few as can hold the model")
 
 

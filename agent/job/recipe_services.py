@@ -1,7 +1,8 @@
 """The groups and services that a recipe brings: its part of the file of AGENT_SERVICES.
 
 A framework's file has the tables of AGENT_SERVICES. In its texts `{model}` is what a program takes
-for AGENT_MODEL, `{tensor_parallel}` the GPUs of an engine. The file of AGENT_SERVICES, where there
+for AGENT_MODEL, `{tensor_parallel}` the GPUs of an engine, `{part}` the part of the nodes that is
+proposed for generating. The file of AGENT_SERVICES, where there
 is one, replaces them key by key: `[groups.rollout] nodes = 3` alone changes the split.
 """
 
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import agent.frameworks
 from agent.base.text import parse_toml
 from agent.frameworks import recipe_of
+from agent.frameworks.division import division_for
 from agent.frameworks.sizing import least_engine
 from agent.job.services import model_words
 from agent.settings.jobs import recipe_info
@@ -35,14 +37,18 @@ def recipe_tables(
 ) -> dict[str, Any]:
     """Return the tables that the job's recipe brings, filled in; {} for most."""
     known = recipe_info(settings, command)
-    name = "" if known is None else recipe_of(known).FRAMEWORK.services
-    if not name:
+    if known is None or not recipe_of(known).FRAMEWORK.services:
         return {}
+    framework = recipe_of(known).FRAMEWORK
+    division = division_for(framework, settings.job_args, model, settings.tensor_parallel)
     values = {
         "{model}": shlex.join(model_words(settings)),
         "{tensor_parallel}": str(settings.tensor_parallel or least_engine(model)),
+        "{part}": str(division.part),
     }
-    tables: dict[str, Any] = _filled(parse_toml((_FOLDER / name).read_text("utf-8")), values)
+    tables: dict[str, Any] = _filled(
+        parse_toml((_FOLDER / framework.services).read_text("utf-8")), values
+    )
     return tables
 
 
