@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.scenario import need_lab
-from tools.chaos.seed import attempt
+from tools.chaos.seed import play
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,5 +24,5 @@ SEED = 4
 def test_a_short_seed_ends_as_predicted(tmp_path: Path) -> None:
     """After a minute of faults, the run ends in time, with an allowed code, without leftovers."""
     need_lab()
-    result = attempt(SEED, 60.0, tmp_path / "kept", print)
-    assert not result.problems, result.sentence()
+    result = play(SEED, 60.0, tmp_path / "kept")
+    assert not result.problems, result

@@ -35,7 +35,7 @@ class Disk:
 
     def free(self) -> None:
         """Free the space again."""
-        (self.folder / _BALLAST).unlink()
+        (self.folder / _BALLAST).unlink(missing_ok=True)
 
     def freeze(self) -> None:
         """Block every write."""

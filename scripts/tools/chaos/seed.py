@@ -3,213 +3,180 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tools.chaos import model
-from tools.chaos.hands import JOB, FaultInjector, Node
-from tools.chaos.model import Beat
-from tools.chaos.plan import HEAD, KILL, PODS, plan
-from tools.chaos.results import Result
+from support.volumes import memory_disk
+from tools.chaos.faults import HEAD, KILL, PODS, Fault, faults_of
+from tools.chaos.permitted import RETRIES, Beat, wrong_attempts, wrong_codes
+from tools.chaos.pods import JOB, Node, Pods
 from tools.lab import Lab
 from tools.lab.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from support.volumes import Disk
 
-    from tools.chaos.plan import InjectedFault
+SETTINGS = {
+    "EXPECTED_WORKERS": str(PODS - 1),
+    "AGENT_JOB_RETRIES": str(RETRIES),
+    "AGENT_NODE_GRACE": "10s",
+    "AGENT_HEAD_GRACE": "60s",
+    "AGENT_WAIT_HEAD": "90s",
+    "AGENT_WAIT_WORKERS": "90s",
+    "AGENT_REWARD": "builtin",
+    "AGENT_WAIT_REWARD": "60s",
+}
+LATEST = 10.0 + 25.0 + 20.0 + 90.0 + 95.0
+"""Seconds from the last fault to the last exit.
 
-AGENT = str(Path(sys.prefix) / "bin/pod-agent")
+The sum of node grace, stop, the second pause, the wait for workers, and the time for an attempt to
+boot, be submitted and be reported on a loaded machine.
+"""
+AFTER_THE_END = 20.0
+"""Seconds in which an agent's leftovers may exit, for example a killed parent's children."""
 SHARED = Path("/var/tmp")
-"""A folder of the machine that all pods see; private folders are made in it."""
+"""A folder of the machine that all pods see."""
 VOLUME_SIZE = "64m"
 STEP = 0.05
 GAVE_UP = 70
-AFTER_THE_END = 20.0
-"""How long an agent's leftovers may take to exit, for example a killed parent's children."""
 
 
-def attempt(seed: int, seconds: float, keep: Path, say: Callable[[str], None]) -> Result:
-    """Run one seed in its own lab; all violations are in the result."""
-    with _folder() as ledger, _volume() as volume, Lab(pods=PODS, shm="1g") as lab:
-        return _Run(lab, ledger, volume, say).play(seed, seconds, keep)
+class Result(NamedTuple):
+    """The result of one seed."""
+
+    problems: list[str]
+    """What is not permitted."""
+    summary: str
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Make a folder that all pods see."""
-    with tempfile.TemporaryDirectory(prefix="pod-agent-chaos-", dir=SHARED) as folder:
-        (Path(folder) / "beats").mkdir()
-        yield Path(folder)
-
-
-@contextmanager
-def _volume() -> Iterator[Path]:
-    """Mount a small disk that all pods see, like a network volume, so that it can be filled."""
-    with _folder() as folder:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_SIZE}", "tmpfs", str(folder)]
-        subprocess.run(mount, check=True)
-        try:
-            yield folder
-        finally:
-            subprocess.run(["umount", str(folder)], check=True)
+def play(seed: int, seconds: float, keep: Path) -> Result:
+    """Play one seed in its own lab, and keep the evidence."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pod-agent-chaos-", dir=SHARED) as folder,
+        memory_disk(Path(folder, "volume"), VOLUME_SIZE) as disk,
+        Lab(pods=PODS, shm="1g") as lab,
+    ):
+        ledger = Path(folder, "ledger")
+        (ledger / "beats").mkdir(parents=True)
+        run = _Run(lab, disk, ledger)
+        faults = faults_of(seed, seconds)
+        run.inject_all(faults, seconds)
+        (ledger / "go").touch()
+        problems = run.await_ends()
+        beats = _read_beats(ledger / "beats", run.began)
+        problems += run.judge(beats)
+        shutil.rmtree(keep, ignore_errors=True)
+        shutil.copytree(disk.folder, keep / "volume", symlinks=True)
+        shutil.copytree(ledger, keep / "ledger")
+        shutil.copytree(lab.folder / "logs", keep / "output")
+        attempts = max((beat.attempt for beat in beats), default=0)
+        codes = ", ".join("none" if code is None else str(code) for code in run.codes().values())
+        hits = f"{len(run.hits)} of {len(faults)} faults hit, {attempts} attempt(s)"
+        return Result(problems, f"{hits}, exit codes {codes}, {run.now():.0f} s")
 
 
 class _Run:
-    def __init__(self, lab: Lab, ledger: Path, volume: Path, say: Callable[[str], None]) -> None:
-        self._lab = lab
-        self._ledger = ledger
-        self._volume = volume
-        self._say = say
-        self._began = time.monotonic()
-        self._done: list[InjectedFault] = []
-        self._lasting: list[tuple[float, InjectedFault]] = []
-        self._injector = FaultInjector(
-            lab, volume, [self._start(pod) for pod in range(PODS)], self._start
-        )
+    def __init__(self, lab: Lab, disk: Disk, ledger: Path) -> None:
+        self.began = time.monotonic()
+        env = {**SETTINGS, "AGENT_LOG_DIR": f"{disk.folder}/logs"}
+        self._pods = Pods(lab, disk, env, [*JOB, str(ledger)])
+        self.hits: list[Fault] = []
+        """The faults that hit something."""
 
-    def _start(self, number: int) -> Node:
-        pod, head = self._lab.pods[number], self._lab.pods[HEAD]
-        own = {"RUNPOD_POD_ID": pod.name, "HEAD_POD_ID": head.name}
-        env = {**model.SETTINGS, **own, "AGENT_LOG_DIR": f"{self._volume}/logs"}
-        container = pod.start(["sleep", "infinity"], env=env)
-        return Node(container, container.spawn([AGENT, "run", "--", *JOB, str(self._ledger)]))
-
-    def play(self, seed: int, seconds: float, keep: Path) -> Result:
-        """Apply the seed's faults, let the job end, and check the result."""
-        for fault in plan(seed, seconds):
-            self._pass_time(fault.at)
-            if self._is_over():
-                break
-            if self._injector.do(fault):
-                self._say(fault.sentence())
-                self._done.append(fault)
-                if fault.lasts:
-                    self._lasting.append((fault.at + fault.lasts, fault))
-        self._pass_time(seconds)
-        for _, fault in self._lasting:
-            self._undo(fault)
-        (self._ledger / "go").touch()
-        problems = self._await_ends()
-        codes = {pod: self._code(pod) for pod in range(PODS)}
-        beats = read_beats(self._ledger / "beats", self._began)
-        began = min((beat.first for beat in beats), default=None)
-        problems += model.wrong_ends(self._done, codes, began)
-        problems += model.wrong_attempts(self._done, beats)
-        problems += self._left_over()
-        problems += self._words(codes)
-        self._keep(keep)
-        return Result(
-            seed,
-            seconds,
-            len(plan(seed, seconds)),
-            tuple(fault.sentence() for fault in self._done),
-            tuple(codes.values()),
-            max((beat.attempt for beat in beats), default=0),
-            round(self._now(), 1),
-            tuple(problems),
-        )
-
-    def _now(self) -> float:
-        return time.monotonic() - self._began
+    def now(self) -> float:
+        """Return the seconds since the agents' start."""
+        return time.monotonic() - self.began
 
     def _is_over(self) -> bool:
         """Return whether the head's run has ended by itself."""
-        head = self._injector.nodes[HEAD]
-        return head.container.running and not head.agent.running
+        return self._pods.nodes[HEAD].has_ended
 
-    def _pass_time(self, at: float) -> None:
-        """Wait until then, or until the run is over; undo faults when due."""
-        while self._now() < at and not self._is_over():
-            due = [entry for entry in self._lasting if entry[0] <= self._now()]
-            for entry in due:
-                self._lasting.remove(entry)
-                self._undo(entry[1])
+    def inject_all(self, faults: list[Fault], seconds: float) -> None:
+        """Inject the faults, and undo those that last, at the latest after these seconds."""
+        begins = [(fault.at, fault, False) for fault in faults]
+        ends = [(fault.at + fault.lasts, fault, True) for fault in faults if fault.lasts]
+        for at, fault, is_end in sorted([*begins, *ends], key=lambda step: step[0]):
+            self._wait_until(min(at, seconds))
+            if is_end and fault in self.hits:
+                self._undo(fault)
+            elif not is_end and not self._is_over() and self._pods.inject(fault):
+                _say(fault.sentence())
+                self.hits.append(fault)
+        self._wait_until(seconds)
+
+    def _wait_until(self, at: float) -> None:
+        """Wait until then, or until the run is over."""
+        while self.now() < at and not self._is_over():
             time.sleep(STEP)
 
-    def _undo(self, fault: InjectedFault) -> None:
-        if fault.kind == KILL and self._is_over():
+    def _undo(self, fault: Fault) -> None:
+        if fault.kind.action == KILL and self._is_over():
             return  # its run has ended: nobody starts it again
-        self._say(f"{self._now():.1f} s: undone: {fault.sentence()}")
-        self._injector.undo(fault)
+        _say(f"{self.now():.1f} s: undone: {fault.sentence()}")
+        self._pods.undo(fault)
 
-    def _code(self, pod: int) -> int | None:
-        node = self._injector.nodes[pod]
-        return node.agent.poll() if node.container.running else None
-
-    def _await_ends(self) -> list[str]:
+    def await_ends(self) -> list[str]:
         """Wait for every agent that can end; report those that are late."""
 
         def running() -> list[str]:
-            nodes = enumerate(self._injector.nodes)
+            nodes = enumerate(self._pods.nodes)
             return [f"pod{i}" for i, n in nodes if n.container.running and n.agent.running]
 
         try:
-            until(lambda: not running(), model.LATEST, "the end of all agents")
+            until(lambda: not running(), LATEST, "the end of all agents")
         except TimeoutError:
             late = ", ".join(running())
-            return [f"{late} did not end within {model.LATEST:g} s of the last fault"]
+            return [f"{late} did not end within {LATEST:g} s of the last fault"]
         return []
 
-    def _left_over(self) -> list[str]:
-        """Report what an ended agent left in its pod: processes, and thus open ports."""
-        found = []
-        for pod, node in enumerate(self._injector.nodes):
-            if not node.container.running or node.agent.running:
-                continue
+    def codes(self) -> dict[int, int | None]:
+        """Return each agent's exit code; None if its pod was killed, or if it never ended."""
+        nodes = enumerate(self._pods.nodes)
+        return {pod: node.agent.poll() if node.has_ended else None for pod, node in nodes}
 
-            def only_idle(node: Node = node) -> bool:
-                return len(_others(node)) == 0
-
-            try:
-                until(only_idle, AFTER_THE_END, "no leftovers")
-            except TimeoutError:
-                left = "; ".join(_others(node))
-                found.append(f"pod{pod} left processes behind: {left}")
-        return found
-
-    def _words(self, codes: dict[int, int | None]) -> list[str]:
-        """Report agents whose last line lacks their outcome, or that wrote a traceback."""
-        found = []
-        for pod, node in enumerate(self._injector.nodes):
-            said = node.agent.stderr()
-            if _TRACE in said:
-                found.append(f"pod{pod} wrote a traceback")
-            last, code = said.strip().splitlines()[-1:], codes[pod]
-            ending = f"(exit code {code})" if code != GAVE_UP else "giving up"
-            if code is not None and not (last and ending in last[0]):
-                found.append(f"pod{pod} ended with {code} with the last line: {' '.join(last)}")
-        return found
-
-    def _keep(self, folder: Path) -> None:
-        """Copy the evidence: output of all agents, and the run folder."""
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self._volume, folder / "volume", symlinks=True)
-        shutil.copytree(self._ledger, folder / "ledger")
-        shutil.copytree(self._lab.folder / "logs", folder / "output")
+    def judge(self, beats: list[Beat]) -> list[str]:
+        """Report what is not permitted."""
+        began = min((beat.first for beat in beats), default=None)
+        problems = wrong_codes(self.hits, self.codes(), began) + wrong_attempts(self.hits, beats)
+        for pod, node in enumerate(self._pods.nodes):
+            problems += [f"pod{pod} {problem}" for problem in _wrong_end(node)]
+        return problems
 
 
-_TRACE = "Traceback (most recent call last)"
+def _wrong_end(node: Node) -> list[str]:
+    """Report what an ended agent left: processes, and thus open ports; a wrong last line."""
+    problems = []
+    output = node.agent.stderr()
+    if "Traceback (most recent call last)" in output:
+        problems.append("wrote a traceback")
+    if not node.has_ended:
+        return problems
+    code = node.agent.poll()
+    ending = "giving up" if code == GAVE_UP else f"(exit code {code})"
+    last = output.strip().rpartition("\n")[2]
+    if ending not in last:
+        problems.append(f"ended with {code} with the last line: {last}")
+    try:
+        until(lambda: not node.others(), AFTER_THE_END, "no leftovers")
+    except TimeoutError:
+        left = "; ".join(info.cmdline for info in node.others())
+        problems.append(f"left processes behind: {left}")
+    return problems
 
 
-def _others(node: Node) -> list[str]:
-    """List the running processes of a pod except for its idle first one."""
-    return [
-        info.cmdline for info in node.container.processes() if info.pid != 1 and not info.zombie
-    ]
-
-
-def read_beats(folder: Path, began: float) -> list[Beat]:
+def _read_beats(folder: Path, began: float) -> list[Beat]:
     """Read the period of each process of each attempt, relative to the run's start."""
-    found = []
+    beats = []
     for path in sorted(folder.iterdir()):
         attempt, place = path.name.split(".", 1)
         times = [float(line) - began for line in path.read_text().splitlines()]
         if times:
-            found.append(Beat(int(attempt), place.rpartition(".")[0], times[0], times[-1]))
-    return found
+            beats.append(Beat(int(attempt), place.rpartition(".")[0], times[0], times[-1]))
+    return beats
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

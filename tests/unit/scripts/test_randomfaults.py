@@ -6,47 +6,60 @@ from dataclasses import replace
 
 import pytest
 
-from tools.chaos import model
-from tools.chaos import plan as p
-from tools.chaos.model import Beat, head_codes, worker_codes, wrong_attempts, wrong_ends
-from tools.chaos.plan import InjectedFault, plan
+from tools.chaos import faults as f
+from tools.chaos.faults import Fault, faults_of
+from tools.chaos.permitted import (
+    RETRIES,
+    Beat,
+    head_codes,
+    worker_codes,
+    wrong_attempts,
+    wrong_codes,
+)
 
-AGENT_DIES = InjectedFault(30.0, p.KILL, p.AGENT, 1)
-WORKER_DIES = InjectedFault(30.0, p.KILL, p.POD, 1, 5.0)
-REWARD_DIES = InjectedFault(30.0, p.KILL, p.REWARD, 0)
+
+def fault(at: float, action: str, target: str, pod: int, lasts: float = 0.0) -> Fault:
+    """Return a fault of a known kind."""
+    (kind,) = [kind for kind in f.KINDS if (kind.action, kind.target) == (action, target)]
+    return Fault(at, kind, pod, lasts)
+
+
+AGENT_DIES = fault(30.0, f.KILL, f.AGENT, 1)
+WORKER_DIES = fault(30.0, f.KILL, f.POD, 1, 5.0)
+REWARD_DIES = fault(30.0, f.KILL, f.REWARD, 0)
 
 
 def test_a_seed_always_gives_the_same_faults() -> None:
     """A failure is repeated by its seed; another seed gives other faults."""
-    assert plan(7, 200.0) == plan(7, 200.0)
-    assert plan(7, 200.0) != plan(8, 200.0)
+    assert faults_of(7, 200.0) == faults_of(7, 200.0)
+    assert faults_of(7, 200.0) != faults_of(8, 200.0)
 
 
 @pytest.mark.parametrize(
-    ("done", "may"),
+    ("faults", "may"),
     [
         ([], {7}),
         ([AGENT_DIES], {7}),
         ([REWARD_DIES], {7}),
         ([REWARD_DIES] * 4, {7, 69}),
         ([WORKER_DIES], {7, 75, 9}),
-        ([InjectedFault(30.0, p.KILL, p.DRIVER, 0)], {7, 137}),
-        ([InjectedFault(30.0, p.KILL, p.ACTOR, 2)], {7, 9}),
+        ([fault(30.0, f.KILL, f.DRIVER, 0)], {7, 137}),
+        ([fault(30.0, f.KILL, f.ACTOR, 2)], {7, 9}),
         (
             [
-                InjectedFault(30.0, p.DISK, "full", 0, 9.0),
-                InjectedFault(30.0, p.DNS, p.SILENT, 0, 9.0),
+                fault(30.0, f.DISK, "full", 0, 9.0),
+                fault(30.0, f.DNS, f.SILENT, 0, 9.0),
             ],
             {7},
         ),
-        ([InjectedFault(3.0, p.KILL, p.REWARD, 0)], {7, 69}),
-        ([InjectedFault(3.0, p.STOP, p.RAYLET, 1, 9.0)], {7, 9, 69, 75}),
-        ([InjectedFault(30.0, p.KILL, p.AGENT, 0)] * 4, {7, 70}),
+        ([fault(3.0, f.KILL, f.REWARD, 0)], {7, 69}),
+        ([fault(3.0, f.STOP, f.RAYLET, 1, 9.0)], {7, 9, 69, 75}),
+        ([fault(30.0, f.KILL, f.AGENT, 0)] * 4, {7, 70}),
     ],
 )
-def test_what_a_head_may_end_with(done: list[InjectedFault], may: set[int]) -> None:
+def test_what_a_head_may_end_with(faults: list[Fault], may: set[int]) -> None:
     """A harmless fault changes nothing; a loss permits its code, and no other."""
-    assert head_codes(done, began=20.0) == may
+    assert head_codes(faults, began=20.0) == may
 
 
 def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
@@ -62,8 +75,8 @@ def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
 def test_a_wrong_exit_code_is_reported_with_the_permitted_ones() -> None:
     """Pods that were killed for good may have no code."""
     ends = {0: 7, 1: 75, 2: None}
-    assert wrong_ends([REWARD_DIES], ends, 20.0) == ["pod1 ended with 75, permitted: 7"]
-    assert wrong_ends([WORKER_DIES], ends, 20.0) == []
+    assert wrong_codes([REWARD_DIES], ends, 20.0) == ["pod1 ended with 75, permitted: 7"]
+    assert wrong_codes([WORKER_DIES], ends, 20.0) == []
 
 
 def test_overlapping_attempts_are_reported() -> None:
@@ -78,7 +91,7 @@ def test_overlapping_attempts_are_reported() -> None:
 
 def test_too_many_attempts_are_reported() -> None:
     """Without a loss there is one, and never more than the retries plus one."""
-    beats = [Beat(n, "driver", 10.0 * n, 10.0 * n + 5) for n in range(1, model.RETRIES + 3)]
+    beats = [Beat(n, "driver", 10.0 * n, 10.0 * n + 5) for n in range(1, RETRIES + 3)]
     assert wrong_attempts([], beats[:2]) == ["attempt 2 was made, permitted: 1"]
     assert wrong_attempts([WORKER_DIES], beats[:3]) == []
     assert wrong_attempts([WORKER_DIES], beats) == ["attempt 4 was made, permitted: 3"]
