@@ -1,1 +1,1 @@
-"""The benchmark: the agent, handmade scripts and Ray's own symmetric-run, in comparison."""
+"""The benchmark: start and recovery, beside handmade scripts and Ray's own symmetric-run."""

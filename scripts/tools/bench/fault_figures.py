@@ -1,4 +1,4 @@
-"""The pure part of --faults: a round's measurements, the promises, and the table."""
+"""The figures of --faults: a round's measurements, the promises, and the table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from tools.bench.figures import NOTHING, Target, columns
+from tools.bench.figures import Target, columns, known, summary, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
 DISTURBANCE = 5.0
 """CPU-seconds that other processes may use in a round, which takes a minute or two."""
@@ -49,97 +49,69 @@ class FaultRound:
 
 
 class Figure(NamedTuple):
-    """One promise: the measurement, its reference, and the allowed value per round."""
+    """One promise: a measurement, the largest value, and the measurement that it is beyond."""
 
+    measure: str
     name: str
-    measure: Callable[[FaultRound], float | None]
-    beside: Callable[[FaultRound], float | None] | None
-    promise: str
     limit: float
-    unit: str = " s"
+    beside: str = ""
+    is_ratio: bool = False
 
+    def value(self, one: FaultRound) -> float | None:
+        """Return a round's value."""
+        found: float | None = getattr(one, self.measure)
+        if not self.beside:
+            return found
+        beside: float | None = getattr(one, self.beside)
+        if found is None or beside is None:
+            return None
+        return found / beside if self.is_ratio else found - beside
 
-def _over(above: float | None, below: float | None) -> float | None:
-    return None if above is None or not below else above / below
-
-
-def _more(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None or part is None else whole - part
+    def promise(self) -> str:
+        """Name what is promised."""
+        how = {"rays_start": "Ray's own start", "rewards_start": "its own start"}
+        if self.is_ratio:
+            return f"{self.name}, over a cold boot"
+        return f"{self.name}, beyond {how[self.beside]}" if self.beside else self.name
 
 
 FIGURES = (
-    Figure("worker killed: named at the head", lambda r: r.worker_named, None, "itself", 3.0),
+    Figure("worker_named", "worker killed: named at the head", 3.0),
+    Figure("worker_back", "worker restarted: its node in Ray again", 2.0, "rays_start"),
     Figure(
-        "worker restarted: its node in Ray again",
-        lambda r: r.worker_back,
-        lambda r: r.rays_start,
-        "beyond Ray's own start",
-        2.0,
-    ),
-    Figure(
+        "head_back",
         "head restarted: all rejoined, the job runs again",
-        lambda r: r.head_back,
-        lambda r: r.cold_boot,
-        "over a cold boot",
         1.3,
-        " times",
+        "cold_boot",
+        is_ratio=True,
     ),
-    Figure(
-        "reward server killed: scores again",
-        lambda r: r.scores_again,
-        lambda r: r.rewards_start,
-        "beyond its own start",
-        1.5,
-    ),
-    Figure("head's agent killed: follows again", lambda r: r.head_follows, None, "itself", 2.0),
-    Figure("worker's agent killed: follows again", lambda r: r.worker_follows, None, "itself", 2.0),
+    Figure("scores_again", "reward server killed: scores again", 1.5, "rewards_start"),
+    Figure("head_follows", "head's agent killed: follows again", 2.0),
+    Figure("worker_follows", "worker's agent killed: follows again", 2.0),
 )
-
-
-def value_of(figure: Figure, one: FaultRound) -> float | None:
-    """Return a round's value for a promise."""
-    found = figure.measure(one)
-    if figure.beside is None:
-        return found
-    known = figure.beside(one)
-    return _over(found, known) if figure.unit == " times" else _more(found, known)
 
 
 def fault_targets(rounds: Sequence[FaultRound]) -> list[Target]:
     """Compare the medians with the promises."""
     found = []
     for figure in FIGURES:
-        values = [value for one in rounds if (value := value_of(figure, one)) is not None]
-        name = figure.name if figure.beside is None else f"{figure.name}, {figure.promise}"
-        found.append(Target(name, figure.limit, median(values) if values else None, figure.unit))
+        values = known(map(figure.value, rounds))
+        unit = " times" if figure.is_ratio else " s"
+        middle = median(values) if values else None
+        found.append(Target(figure.promise(), figure.limit, middle, unit))
     return found
 
 
 def fault_table(rounds: Sequence[FaultRound]) -> str:
-    """Render the table: median and worst, the reference's median, and the promises."""
-    rows = [["seconds", "median", "worst", "beside it, median"]]
+    """Render the measurements, those beside them, and the promises."""
+    rows = [["seconds: median (least-most)", "measured", "beside it"]]
     for figure in FIGURES:
-        values = _known(figure.measure(one) for one in rounds)
-        beside = [] if figure.beside is None else _known(map(figure.beside, rounds))
-        rows.append([figure.name, _middle(values), _worst(values), _middle(beside)])
+        beside = known(getattr(one, figure.beside) for one in rounds) if figure.beside else []
+        measured = known(getattr(one, figure.measure) for one in rounds)
+        rows.append([figure.name, summary(measured), summary(beside)])
     lines = [*columns(rows), "", f"rounds: {len(rounds)}", ""]
     lines += [target.sentence() for target in fault_targets(rounds)]
-    lines += [f"FAILED        round {one.round}: {one.problem}" for one in rounds if one.problem]
-    lines += [
-        f"DISTURBED     round {one.round}: others took {one.others:.1f} CPU-seconds"
-        for one in rounds
-        if one.disturbed
-    ]
+    for one in rounds:
+        others = one.others if one.disturbed else None
+        lines += trouble(f"round {one.round}", one.problem, others)
     return "\n".join(lines)
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _middle(values: Sequence[float]) -> str:
-    return f"{median(values):.2f}" if values else NOTHING
-
-
-def _worst(values: Sequence[float]) -> str:
-    return f"{max(values):.2f}" if values else NOTHING

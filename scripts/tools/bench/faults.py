@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.bench.boot import keep_logs
 from tools.bench.fault_figures import FaultRound
 from tools.bench.machine import await_calm, others_seconds
-from tools.bench.measure import keep_logs
 from tools.bench.systems import BIN, PATH
 from tools.lab import Lab, LabError
 

@@ -48,11 +48,6 @@ def stat_fields(entry: Path) -> list[str]:
     return (entry / "stat").read_text().rpartition(")")[2].split()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return a process's CPU time, in user and kernel mode."""
-    return sum(int(ticks) for ticks in stat_fields(PROC / str(pid))[11:13]) / TICKS
-
-
 def cpu_seconds_with_children(pid: int) -> float:
     """Return a process's CPU time and that of its exited children."""
     return sum(int(ticks) for ticks in stat_fields(PROC / str(pid))[11:15]) / TICKS

@@ -21,7 +21,6 @@ STARTED, ENDED = "job-started", "job-ended"
 
 NOW = "date +%s.%N >"
 JOB = f"{NOW} /tmp/{STARTED}; echo JOB-STARTED; {NOW} /tmp/{ENDED}"
-LONG_JOB = f"{NOW} /tmp/{STARTED}; echo JOB-STARTED; sleep 45; {NOW} /tmp/{ENDED}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Boot:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB, where: Path = BIN) -> Boot:
+def agent(pods: Sequence[Pod], pod: Pod, where: Path = BIN) -> Boot:
     """Boot with the agent: one identical environment, except for the pod's ID."""
     env = {
         "RUNPOD_POD_ID": pod.name,
@@ -41,7 +40,7 @@ def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB, where: Path = BIN) -> B
         "AGENT_ON_DONE": "exit",
         "AGENT_LOG_DIR": "/tmp/logs",
     }
-    return Boot([str(where / "pod-agent"), "run", "--", "sh", "-c", job], env)
+    return Boot([str(where / "pod-agent"), "run", "--", "sh", "-c", JOB], env)
 
 
 def former(checkout: Path) -> Callable[[Sequence[Pod], Pod], Boot]:

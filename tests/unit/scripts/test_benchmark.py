@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.bench.fault_figures import FaultRound, fault_targets
-from tools.bench.figures import Follow, Run, Share, ratios, targets
+from tools.bench.figures import Run, ratios, schedule, targets
 from tools.bench.systems import is_bridge, is_ours
 
 RUNS = [
@@ -17,29 +17,36 @@ RUNS = [
     Run("agent", 2, problem="no job-started within 120 s"),
     Run("handmade", 2, to_job=9.0, head_gone=1.0),
 ]
-FOLLOW = Follow(30.0, [Share("init", 9.0, 3.0, 0.0), Share("agent", 61.5, 50.0, 0.3)], [0, 0])
 
 
 def test_ratios_are_of_each_round_that_has_both() -> None:
     """A round in which one of the two failed is not counted."""
-    assert ratios(RUNS, "agent", "handmade", "time to job") == [1.0, 1.5]
-    assert ratios(RUNS, "handmade", "symmetric-run", "time to job") == [0.5]
-    assert ratios(RUNS, "handmade", "symmetric-run", "start to all gone") == []
+    assert ratios(RUNS, "agent", "handmade", "to_job") == [1.0, 1.5]
+    assert ratios(RUNS, "handmade", "symmetric-run", "to_job") == [0.5]
+    assert ratios(RUNS, "handmade", "symmetric-run", "all_gone") == []
 
 
 def test_targets_take_the_median_of_ratios_and_the_worst_of_limits() -> None:
     """A promise about every run is compared with the worst run."""
-    found = {target.name: target for target in targets(RUNS, FOLLOW)}
+    found = {target.name: target for target in targets(RUNS)}
     values = [target.value for target in found.values()]
-    assert values == [None, None, 1.25, 13 / 106, 3.5, 0.3, 70.5, 0.3]
+    assert values == [None, None, 1.25, 13 / 106, 3.5, 0.3]
     holds = [target.holds for target in found.values()]
-    assert holds == [None, None, False, True, True, True, True, True]
+    assert holds == [None, None, False, True, True, True]
+
+
+def test_systems_take_turns() -> None:
+    """No system always runs first, and the slow one runs only in the first rounds."""
+    found = list(schedule(["agent", "symmetric-run"], 3, 1))
+    assert found == [(0, "agent"), (0, "symmetric-run"), (1, "agent"), (2, "agent")]
+    assert list(schedule(["agent", "handmade"], 2, 0))[2] == (1, "handmade")
+    assert list(schedule([], 2, 0)) == []
 
 
 def test_what_was_not_measured_neither_holds_nor_fails() -> None:
     """Without a run there is no result."""
-    assert {target.holds for target in targets([], None)} == {None}
-    assert "not measured" in targets([], None)[0].sentence()
+    assert {target.holds for target in targets([])} == {None}
+    assert "not measured" in targets([])[0].sentence()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
+from statistics import mean
 from typing import TYPE_CHECKING
 
-from tools.bench.figures import Run
+from tools.bench.figures import Run, known
 from tools.bench.machine import (
     await_calm,
     birth,
@@ -48,13 +48,12 @@ def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Ru
         try:
             run.to_job = await_time(lab.pods[0].tmp / STARTED, containers[0], BOOT_LIMIT) - began
             run.cpu_to_job = busy_seconds() - busy
-            set_own(run, containers)
+            _set_own(run, containers)
             run.others_to_job = max(0.0, others_seconds() - others)
             run.launched = launched(containers[0])
             _follow(run, system, lab.pods[0].tmp, containers, began)
         except TimeoutError as late:
             run.problem = f"{late}{containers[0].tail()}"
-        run.launched_own = launched_own(lab.pods[0].tmp / "logs")
         if keep is not None:
             keep_logs(lab, keep / f"{number}-{system}")
     return run
@@ -65,12 +64,12 @@ def _start(lab: Lab, pod: Pod, system: str) -> Container:
     return pod.start(boot.argv, env={"PATH": PATH, **boot.env})
 
 
-def set_own(run: Run, containers: list[Container]) -> None:
+def _set_own(run: Run, containers: list[Container]) -> None:
     """Fill in the CPU time of the agent's processes; a process that has exited is not counted."""
-    agents = [own_seconds(container, is_ours) for container in containers]
-    run.own_head, *workers = agents
+    run.own_head, *workers = [own_seconds(container, is_ours) for container in containers]
     run.own_bridge = own_seconds(containers[0], is_bridge)
-    run.own_workers = [seconds for seconds in workers if seconds is not None]
+    measured = known(workers)
+    run.own_worker = mean(measured) if measured else None
 
 
 def own_seconds(container: Container, is_counted: Callable[[str], bool]) -> float | None:
@@ -122,16 +121,6 @@ def launched(container: Container) -> float | None:
     """
     found = [info for info in container.processes() if RAY_START in info.cmdline]
     return min((birth(info.host_pid) - container.started_at for info in found), default=None)
-
-
-def launched_own(logs: Path) -> float | None:
-    """Return when the agent launched `ray start`, by the agent's clock."""
-    for path in logs.glob("*/*/events.jsonl"):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            if event["event"] == "ProcessStarted" and event["data"]["name"] == "ray start":
-                return float(event["at"])
-    return None
 
 
 def keep_logs(lab: Lab, folder: Path) -> None:
