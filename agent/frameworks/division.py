@@ -42,9 +42,12 @@ class Division(Value):
     part: Fraction
     why: str
 
-    def of(self, nodes: int) -> int:
-        """Return how many of several nodes generate: rounded down, as the part of a group."""
-        return max(1, min(nodes - 1, int(self.part * nodes)))
+    def of(self, nodes: int, trainers: int = 1) -> int:
+        """Return how many of several nodes generate: rounded down, as the part of a group.
+
+        So many train at least.
+        """
+        return max(1, min(nodes - trainers, int(self.part * nodes)))
 
 
 def propose(

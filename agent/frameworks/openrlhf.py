@@ -23,7 +23,7 @@ from agent.frameworks.layouts import (
     ZERO3_OFFLOAD,
     ZERO3_SLEEP,
 )
-from agent.frameworks.pace import StepWork, steps_between_saves
+from agent.frameworks.pace import ASSUMED_MEMORY, StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
     WEIGHT,
@@ -80,6 +80,8 @@ _COLOCATED: tuple[tuple[str, str, str], ...] = (
     (_SLEEP, "", "engines free their memory while models train"),
     ("ds.enable_sleep", "", "models free their memory while engines generate"),
 )
+_HELD = 20  # Bytes of a parameter in training, with room for the texts
+_TRAINERS = ("actor.num_nodes", "actor.num_gpus_per_node")
 _ASYNC = "train.async_enable"
 _SHARE_ALONE = "0.95"
 """The engines' part of GPUs that are theirs alone.
@@ -302,8 +304,7 @@ def training_groups(arguments: Arguments, asked: RecipeInput) -> GpuGroups:
 
     The engines of asynchronous training have whole nodes, or a part of the only one.
     """
-    of_actor = any(map(arguments.given, ("actor.num_nodes", "actor.num_gpus_per_node")))
-    if of_actor or not arguments.given(_ASYNC):
+    if any(map(arguments.given, _TRAINERS)) or not arguments.given(_ASYNC):
         return _group_of(arguments, asked, "actor")
 
     # How many GPUs do the engines take?
@@ -314,8 +315,9 @@ def training_groups(arguments: Arguments, asked: RecipeInput) -> GpuGroups:
     else:
         proposed = _division(arguments, asked)
         is_one = everything.count == 1
-        engines = proposed.of(everything.gpus if is_one else everything.count)
-        engines *= 1 if is_one else everything.gpus
+        each = 1 if is_one else everything.gpus  # The GPUs that are divided as one
+        hold = ceil(_gpus_that_hold(asked) / each)
+        engines = proposed.of(everything.total // each, hold) * each
 
     # The others train, in groups of equal size.
     left = everything.total - engines
@@ -334,6 +336,15 @@ def _division(arguments: Arguments, asked: RecipeInput) -> Division:
     engine = asked.tensor_parallel or least_engine(model)
     memory = asked.gpu_nodes[0].gpu_memory if asked.gpu_nodes else None
     return propose(model, longest(arguments), engine, memory)
+
+
+def _gpus_that_hold(asked: RecipeInput) -> int:
+    """Return about how many GPUs hold the states of the trained model."""
+    model = asked.basis.model
+    if model is None:
+        return 1
+    memory = asked.gpu_nodes[0].gpu_memory or ASSUMED_MEMORY
+    return ceil(_HELD * model.parameters / (memory * 1e9))
 
 
 def _engine_alone(
@@ -544,7 +555,9 @@ def place(
         arguments.add(f"{model}.num_nodes", groups.count, why=shape)
         arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=shape)
     text = engines_text(engines * tensor_parallel, engines, tensor_parallel)
-    arguments.add("vllm.num_engines", engines, why=text)
+    is_proposed = is_async and not any(map(arguments.given, _TRAINERS))
+    why = f"{text}; {_division(arguments, asked).why}" if is_proposed else text
+    arguments.add("vllm.num_engines", engines, why=why)
     reasons = sizing.why
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
     share = f"{sizing.share:g}"

@@ -136,7 +136,8 @@ def test_pairs_are_sized_on_their_own_gpus(
             {"trainer.nnodes": "4"},
             "32 B × 16 bytes / 16 GPUs",
         ),
-        # OpenRLHF's engines have the other node, or half of the GPUs of the only one
+        # OpenRLHF's engines have the other node, or half of the GPUs of the only one; for long
+        # answers more, as far as the others hold the model
         (
             "openrlhf-grpo",
             "2x8x80",
@@ -144,6 +145,22 @@ def test_pairs_are_sized_on_their_own_gpus(
             "--train.async_enable",
             {"actor.num_nodes": "1", "ref.num_nodes": "1", "vllm.num_engines": "2", TP: "4"},
             "/ 8 GPUs",
+        ),
+        (
+            "openrlhf-grpo",
+            "4x8x80",
+            "7B",
+            "--train.async_enable --rollout.max_new_tokens 30000 --data.max_len 31000",
+            {"actor.num_nodes": "1", "vllm.num_engines": "24"},
+            "/ 8 GPUs",
+        ),
+        (
+            "openrlhf-grpo",
+            "4x8x80",
+            "70B",
+            "--train.async_enable --rollout.max_new_tokens 30000 --data.max_len 31000",
+            {"actor.num_nodes": "3", "vllm.num_engines": "1"},
+            "/ 24 GPUs",
         ),
         (
             "openrlhf-grpo",
