@@ -136,8 +136,8 @@ def test_pairs_are_sized_on_their_own_gpus(
             {"trainer.nnodes": "4"},
             "32 B × 16 bytes / 16 GPUs",
         ),
-        # OpenRLHF's engines have the other node, or half of the GPUs of the only one; for long
-        # answers more, as far as the others hold the model
+        # OpenRLHF's engines have the other node, or half of the GPUs of the only one; more for long
+        # answers
         (
             "openrlhf-grpo",
             "2x8x80",
@@ -153,14 +153,6 @@ def test_pairs_are_sized_on_their_own_gpus(
             "--train.async_enable --rollout.max_new_tokens 30000 --data.max_len 31000",
             {"actor.num_nodes": "1", "vllm.num_engines": "24"},
             "/ 8 GPUs",
-        ),
-        (
-            "openrlhf-grpo",
-            "4x8x80",
-            "70B",
-            "--train.async_enable --rollout.max_new_tokens 30000 --data.max_len 31000",
-            {"actor.num_nodes": "3", "vllm.num_engines": "1"},
-            "/ 24 GPUs",
         ),
         (
             "openrlhf-grpo",
@@ -207,6 +199,13 @@ def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns 
     assert said in command.why[layout]
     assert all("is tight" in warning for warning in command.warnings)
     assert ("idle" in command.notes[0]) is (own == "--actor.num_nodes 1")
+
+
+def test_engines_leave_the_trainer_what_holds_the_model() -> None:
+    """Long answers would take three of four nodes, and 70 B takes three to train."""
+    own = "--train.async_enable --rollout.max_new_tokens 30000 --data.max_len 31000"
+    found = parsed(sized("openrlhf-grpo", "4x8x80", "70B", own))
+    assert (found["actor.num_nodes"], found["vllm.num_engines"]) == ("3", "1")
 
 
 @pytest.mark.parametrize(
