@@ -161,6 +161,7 @@ class Reports:
         *,
         most: int = BASE_LIMIT,
         is_needed: Callable[[str], bool] = lambda _key: False,
+        is_in_ray: Callable[[str], bool] = lambda _key: False,
         has_token: bool = False,
     ) -> None:
         self._reply = reply
@@ -173,6 +174,7 @@ class Reports:
         self._keep_ranks = keep_ranks
         self._most = most
         self._is_needed = is_needed
+        self._is_in_ray = is_in_ray
         self._has_token = has_token
 
         # The agents, by key, and what is known of them.
@@ -567,10 +569,12 @@ class Reports:
     def _is_gone_from(self, key: str) -> bool:
         """Return whether an agent has left its rank: with a goodbye, or it is silent for long.
 
-        A late report alone shows less: after a pause of this head those of all agents are late.
+        A late report alone shows less: after a pause of this head those of all agents are late. Nor
+        has one left whose node is in Ray: what the job has there goes on.
         """
         agent = self._agents[key]
-        return agent.said_goodbye or (agent.is_silent and self._is_overdue(agent))
+        is_silent = agent.is_silent and self._is_overdue(agent)
+        return agent.said_goodbye or (is_silent and not self._is_in_ray(key))
 
     def _make_space(self) -> None:
         """At the limit, forget the agent that departed first; raise if none has departed."""

@@ -16,7 +16,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import shares
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
-from agent.decisions.head.head_decide import is_worker_needed
+from agent.decisions.head.head_decide import is_in_ray, is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, QuestionKind, StopAsked
 from agent.decisions.stall import Stalled
@@ -129,6 +129,7 @@ def make_reports(
         has_token=plan.secret() is not None,
         most=agent_limit(plan.topology.expected_workers),
         is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
+        is_in_ray=lambda key: is_in_ray(get_state(), key),
     )
 
 

@@ -330,6 +330,12 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
     return key in state.earlier.leftovers or key in state.shares.by_node or key in homes
 
 
+def is_in_ray(state: HeadState, key: str) -> bool:
+    """Return whether an agent's node is in Ray, and the agent is the one that counts there."""
+    worker = state.fleet.workers.get(key)
+    return worker is not None and state.fleet.counts(worker)
+
+
 def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Apply a worker's report: its own state and that of the services it runs."""
     before = state.fleet.workers.get(worker.key)

@@ -234,8 +234,13 @@ class Ranks:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.in_ray: set[str] = set()
+        """The agents whose nodes are in Ray."""
         expected = Expected(None, "", "", "", ranks_of={"pool": range(3, 5)})
-        self._reports = Reports(FIRST, expected, lambda _: None, lambda: self.now)
+        self._reports = Reports(
+            *(FIRST, expected, lambda _: None, lambda: self.now),
+            is_in_ray=lambda key: key in self.in_ray,
+        )
 
     def of(self, name: str, group: str = "") -> int | None:
         """Let a node report for the first time, or as another process; return its rank."""
@@ -351,3 +356,14 @@ def test_names_of_an_attempt() -> None:
     assert len(names) == MAX_NODES_BY_NAME
     assert {"stays", f"pod{MAX_NODES_BY_NAME + 1_999}"} <= {*names}
     assert "pod0" not in names
+
+
+def test_a_silent_node_that_is_in_ray_keeps_its_rank() -> None:
+    """What the job has there goes on: a spare takes its rank once Ray has dropped it, too."""
+    ranks = Ranks()
+    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
+    ranks.in_ray = {"a@0.0", "b@0.0"}
+    assert ranks.again("b", "c") == [4, 5]
+    assert ranks.again("b", "c") == [4, 5]
+    ranks.in_ray = {"b@0.0"}
+    assert ranks.again("b", "c") == [4, 3]
