@@ -31,10 +31,13 @@ EXAMPLES = REPO / "examples"
 STAND_IN = REPO / "tests" / "support" / "stand_in.py"
 TOKEN = "the-secret-of-the-cluster"  # noqa: S105 - what the platforms' stores of secrets give
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
-PROGRAMS = (
-    *("pod-agent", "srun", "scontrol", "docker", "podman", "apptainer", "ssh"),
-    *("git", "pip", "python3", "sha256sum", "enroot"),
-)
+PROGRAMS = ("pod-agent", "srun", "docker", "podman", "apptainer", "ssh")
+"""Those that run something: stand_in.py stands for them."""
+ONLY_RECORDED = ("scontrol", "git", "pip", "python3", "sha256sum", "enroot")
+RECORD = """#!/bin/sh
+set -C  # no call replaces another
+printf '%s\\0' "$STAND_IN_PLACE" "${0##*/}" "$@" >"$STAND_IN_NOTES/$$.call"
+"""
 FOLDERS = (
     *(
         "opt/Search-R1",
@@ -90,10 +93,11 @@ class Shell:
         """Install the stand-ins, except those that this machine is to lack."""
         for name in ("bin", "notes", "home", *FOLDERS):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        for name in set(PROGRAMS) - set(missing):
+        for name in {*PROGRAMS, *ONLY_RECORDED} - {*missing}:
             program = folder / "bin" / name
-            words = shlex.join([sys.executable, "-I", str(STAND_IN), name])
-            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+            words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), name])
+            runs = f'#!/bin/sh\nexec {words} "$@"\n'
+            program.write_text(runs if name in PROGRAMS else RECORD, encoding="utf-8")
             program.chmod(0o755)
         secrets = folder / "home" / ".config" / "pod-agent"
         secrets.mkdir(parents=True, exist_ok=True)
@@ -145,10 +149,18 @@ class Shell:
             time.sleep(0.05)
 
     def calls(self) -> list[Call]:
-        """Return every recorded call."""
-        notes = (self.folder / "notes").glob("*.json")
-        found = [json.loads(note.read_text(encoding="utf-8")) for note in notes]
-        calls = [Call(n["program"], tuple(n["argv"]), n["environ"], n["place"]) for n in found]
+        """Return every recorded call; those of ONLY_RECORDED without their environment."""
+        calls = []
+        notes = self.folder / "notes"
+        for note in notes.glob("*.json"):
+            known = json.loads(note.read_text(encoding="utf-8"))
+            argv = tuple(known["argv"])
+            calls.append(Call(known["program"], argv, known["environ"], known["place"]))
+        for note in notes.glob("*.call"):
+            text = note.read_text(encoding="utf-8")
+            if text:  # empty until it is written
+                place, program, *words = text.split("\0")[:-1]
+                calls.append(Call(program, tuple(words), {}, place))
         return sorted(calls, key=lambda call: call.place)
 
     def agents(self) -> list[Call]:

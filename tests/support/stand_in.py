@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 OURS = "STAND_IN_"
-ONLY_RECORDED = {
-    *("scontrol", "git", "pip", "python3", "sha256sum", "enroot"),
-    *("kubectl", "sky", "dstack"),
-}
+ONLY_RECORDED = {"kubectl", "sky", "dstack"}
 BARE = {"--rm"}
 """Flags of docker that take no value."""
 
@@ -60,10 +55,9 @@ def note(program: str, arguments: list[str]) -> None:
         "place": place,
         "at": time.monotonic_ns(),
     }
-    handle, path = tempfile.mkstemp(dir=folder, suffix=".part")
-    with os.fdopen(handle, "w") as file:
-        json.dump(noted, file)
-    Path(path).rename(f"{path}.json")
+    path = Path(folder, f"{os.getpid()}-{time.monotonic_ns()}.part")
+    path.write_text(json.dumps(noted))
+    path.rename(path.with_suffix(".json"))
 
 
 def stop_fifo() -> Path:
@@ -77,6 +71,12 @@ def kept() -> dict[str, str]:
     return {**found, "PATH": os.environ["PATH"]}
 
 
+def run(argv: list[str], environ: dict[str, str]) -> int:
+    """Run a command; return its exit code. Most calls run none: `subprocess` takes long to load."""
+    pid = os.posix_spawnp(argv[0], argv, environ)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def srun(arguments: list[str]) -> int:
     """Run the command on every node; return the highest exit code. A step beside is recorded."""
     if "--overlap" in arguments:
@@ -85,7 +85,7 @@ def srun(arguments: list[str]) -> int:
     codes = []
     for place, node in enumerate(json.loads(os.environ["STAND_IN_NODES"])):
         environ = {**os.environ, **node, "STAND_IN_PLACE": str(place)}
-        codes.append(subprocess.run(arguments[at:], env=environ, check=False).returncode)
+        codes.append(run(arguments[at:], environ))
     return max(codes)
 
 
@@ -111,7 +111,7 @@ def container(arguments: list[str]) -> int:
     words = rest[1:]
     if words[:1] == ["-c"]:  # the words after the shell's own name are the agent's
         words = words[3:]
-    return subprocess.run(["pod-agent", *words], env=environ, check=False).returncode
+    return run(["pod-agent", *words], environ)
 
 
 def apptainer(arguments: list[str]) -> int:
@@ -120,7 +120,7 @@ def apptainer(arguments: list[str]) -> int:
     rest = arguments[2:]
     while rest[0].startswith("--"):
         rest = rest[2:]
-    return subprocess.run(rest[1:], env=dict(os.environ), check=False).returncode
+    return run(rest[1:], dict(os.environ))
 
 
 def ssh(arguments: list[str]) -> int:
@@ -131,8 +131,8 @@ def ssh(arguments: list[str]) -> int:
     environ = {**kept(), "STAND_IN_PLACE": host}
     machine = Path(os.environ["STAND_IN_NOTES"]).parent / "machines" / host
     machine.mkdir(parents=True, exist_ok=True)
-    argv = ["bash", "-c", " ".join(command)]
-    return subprocess.run(argv, env=environ, cwd=machine, check=False).returncode
+    os.chdir(machine)
+    return run(["bash", "-c", " ".join(command)], environ)
 
 
 if __name__ == "__main__":
