@@ -1,6 +1,10 @@
-"""Run the command line as on a Mac or Windows: without Ray and without what only POSIX has.
+"""Run command lines as on a Mac or Windows: without Ray and without what only POSIX has.
 
-    python other_system.py darwin|win32 WORD…
+    python other_system.py darwin|win32
+
+Each line of stdin is a request in JSON: `words`, `environ`, and the files `out` and `err`. Its
+exit code is a line of stdout. Each runs in a fork of this process, in which nothing of the agent is
+imported.
 
 The real systems are not at hand. The standard library and the libraries of the agent, which have
 wheels of their own there, are imported before anything is hidden.
@@ -10,6 +14,7 @@ wheels of their own there, are imported before anything is hidden.
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import signal
@@ -36,7 +41,8 @@ if TYPE_CHECKING:
 
     from _typeshed.importlib import MetaPathFinderProtocol
 
-system = sys.argv.pop(1)
+system = sys.argv[1]
+fork = os.fork
 hidden_modules = {"ray"}
 hidden_of_os = ["memfd_create", "sched_getaffinity", "pidfd_open", "O_TMPFILE", "O_PATH"]
 hidden_of_os += ["posix_fadvise", "posix_fallocate", "sched_setaffinity", "getxattr", "P_PIDFD"]
@@ -105,7 +111,20 @@ for name in hidden_of_socket:
         delattr(socket, name)
 sys.addaudithook(hide_files)
 sys.platform = system
-sys.argv[0] = "pod-agent"
+
+for line in sys.stdin:
+    pid = fork()
+    if pid == 0:
+        request = json.loads(line)
+        for number, name in enumerate((os.devnull, request["out"], request["err"])):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+        os.environ.update(request["environ"])
+        sys.argv[:] = ["pod-agent", *request["words"]]
+        break
+    _, status = os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+else:
+    sys.exit()
 
 from agent.__main__ import main
 
