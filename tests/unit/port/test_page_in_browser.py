@@ -30,34 +30,27 @@ pytestmark = pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="needs
 LOOKS = (Look(390, dark=True), Look(1920, dark=False))
 
 
-def visited(visit: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
-    """Return the complaints of a visit."""
+def visited(*visits: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
+    """Return the complaints of visits in one tab, as scripts/page makes them."""
 
-    async def visit_once() -> list[str]:
+    async def visit_each() -> list[str]:
         async with a_tab() as tab:
-            return await visit(tab)
+            return [complaint for visit in visits for complaint in await visit(tab)]
 
-    return anyio.run(visit_once)
-
-
-@pytest.mark.parametrize(
-    ("situation", "nodes"),
-    [
-        *(("hang", 3), ("lost", 256)),
-        *((situation, 3) for situation in ("early", "stepless", "single", "groups")),
-    ],
-)
-def test_a_run_is_shown(situation: str, nodes: int, tmp_path: Path) -> None:
-    """With its judgment and its texts, without complaints of the browser, and within all limits."""
-    what = partial(visit_situation, situation=situation, nodes=nodes, windows=LOOKS)
-    assert visited(partial(what, folder=tmp_path, axe=None)) == []
+    return anyio.run(visit_each)
 
 
-@pytest.mark.parametrize("situation", ["failed", "ended"])
-def test_a_report_opens_from_its_file(situation: str, tmp_path: Path) -> None:
-    """Under its own policy, without a server."""
-    what = partial(visit_report, situation=situation, nodes=16, windows=LOOKS)
-    assert visited(partial(what, folder=tmp_path, axe=None)) == []
+def test_runs_are_shown(tmp_path: Path) -> None:
+    """With judgment and texts, without complaints of the browser, and within all limits."""
+    runs = {"hang": 3, "lost": 256, "early": 3, "stepless": 3, "single": 3, "groups": 3}
+    visit = partial(visit_situation, windows=LOOKS, folder=tmp_path, axe=None)
+    assert visited(*(partial(visit, situation=run, nodes=n) for run, n in runs.items())) == []
+
+
+def test_reports_open_from_their_files(tmp_path: Path) -> None:
+    """Under their own policy, without a server."""
+    visit = partial(visit_report, nodes=16, windows=LOOKS, folder=tmp_path, axe=None)
+    assert visited(*(partial(visit, situation=end) for end in ("failed", "ended"))) == []
 
 
 @pytest.mark.slow
