@@ -123,7 +123,9 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
     assert "warn names: WANDB_APIKEY" in doctor.stdout
 
 
-@pytest.mark.parametrize("folder", ["/proc/nowhere/logs", "/dev/null/logs"])
+@pytest.mark.parametrize(
+    "folder", ["/proc/nowhere/logs", pytest.param("/dev/null/logs", marks=pytest.mark.slow)]
+)
 def test_a_log_folder_that_cannot_be_made(folder: str, tmp_path: Path) -> None:
     """78 with the variable and the reason, before anything starts; `plan` and `doctor` see it."""
     env = {"AGENT_LOG_DIR": folder, "AGENT_PORT": "21980"}

@@ -31,8 +31,8 @@ from pathlib import Path
 
 if len(sys.argv) > 1:
     log_to_file(Path(sys.argv[1]))
-for number in range(40_000):
-    say(f"sentence {number} of many that nobody reads")
+for number in range(8_000):
+    say(f"sentence {number} of many that nobody reads" + " and so on" * 20)
 say("done: the last word")
 exit_now(7)
 """
@@ -94,7 +94,7 @@ def source(tmp_path: Path) -> Path:
 
 @BUFFERED
 def test_a_stderr_that_nobody_reads_freezes_nothing(unbuffered: str) -> None:
-    """40,000 lines into a full pipe, and the exit code is the intended one."""
+    """More lines than the queue has place for into a full pipe, and the exit code is the intended one."""
     with unread_pipe() as pipe:
         assert run(CHATTER, stderr=pipe, unbuffered=unbuffered)[0] == 7
 
