@@ -94,7 +94,7 @@ def source(tmp_path: Path) -> Path:
 
 @BUFFERED
 def test_a_stderr_that_nobody_reads_freezes_nothing(unbuffered: str) -> None:
-    """More lines than the queue has place for into a full pipe, and the exit code is the intended one."""
+    """A full pipe and a full queue: the exit code is the intended one."""
     with unread_pipe() as pipe:
         assert run(CHATTER, stderr=pipe, unbuffered=unbuffered)[0] == 7
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,6 +23,8 @@ from support.cache_places import compile_here, make_older
 from support.node_runs import node_run_with, node_run_with_caches, unheard
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.run.node_run import NodeRun
 
 KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
