@@ -140,8 +140,9 @@ def recipe_command(
     if groups:
         split = "; ".join(group.sentence() for group in groups)
         made = replace(made, notes=(f"{split}; the others train", *made.notes))
-    if known.launcher == "torchrun":
-        made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
+    if known.launcher != "ray":
+        note = f"after -- it wants AGENT_LAUNCHER={known.launcher}"
+        made = replace(made, notes=(*made.notes, note))
     return made, f"{known.framework} {warning}" if warning else ""
 
 

@@ -25,6 +25,7 @@ _TRAINS = {
     "sft": "fine-tuning",
     "rm": "a reward model",
     "dpo": "DPO",
+    "rl": "GRPO",
 }
 """What a recipe trains, by the last word of its name."""
 _WIDTHS = (16, 15, 17, 9, 0)

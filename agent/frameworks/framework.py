@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 class CheckpointFormat(Value, forbid_unknown_fields=True):
     """How a framework writes checkpoints, and when it can resume from them."""
 
-    prefix: str = ""  # The name of a checkpoint's folder before the number of its step
+    prefix: str = ""
+    """The name of a checkpoint's folder before the number of its step; `a/b` if it has to be in a
+    folder `a`.
+    """
     digits: int = 0  # Of that number, which zeros fill up; 0 if nothing does
     tracker: str = ""
     """The file with the step of the last complete checkpoint, without which it starts at 0."""
-    last_file: str = ""  # The file, in JSON, that it writes last into a checkpoint, if known
+    last_file: str = ""  # The file that it writes last into a checkpoint, if known
     can_resume: bool = True
     can_reshard: bool = True  # Whether it resumes with another number of processes
 
@@ -55,6 +58,7 @@ class FrameworkInfo(Value, forbid_unknown_fields=True):
     package: Package | None = None  # How it is found on a Python's path
     checkpoints: CheckpointFormat = CheckpointFormat()
     steps: StepFormat | None = None  # how it prints its steps
+    programs: str = ""  # The folder of its programs in its image, where that has it on no PATH
     services: str = ""
     """The file beside its table with the groups and services that its recipes bring, or ''."""
     answers: AnswerFlags | None = None  # Where its recipes bring a group that generates
@@ -114,6 +118,7 @@ class Preset(Value, forbid_unknown_fields=True):
     code: str = ""  # The folder of the image in which the job starts
     model: str = ""
     train: str = ""
+    has_own_data: bool = False  # Whether `train` names an environment, which brings its data
     evaluate: str = ""
     prepare: str = ""
     args: tuple[str, ...] = ()

@@ -173,3 +173,16 @@ CPU_OPTIMIZER = with_cpu_optimizer(1.0)
 MEGATRON = (RESIDENT, OFFLOAD, CPU_OPTIMIZER)
 MEGATRON_ADAPTERS = (RESIDENT, OFFLOAD)
 """The same where only adapters (LoRA) are trained: their optimizer is small."""
+
+# prime-rl moves Adam's states to the GPUs for each update, when no text is at work. In full offload
+# weights and gradients on the GPUs are in bf16.
+PRIME_RL_OFFLOAD = Layout(
+    "FSDP with Adam's states in CPU memory between updates",
+    Split(16),
+    host=Split(8),
+    copy=None,
+)
+PRIME_RL_CPU = Layout(
+    "FSDP with the optimizer in CPU memory", Split(4), host=Split(16), on_cpu=1.0, copy=None
+)
+PRIME_RL = (PRIME_RL_OFFLOAD, PRIME_RL_CPU)

@@ -572,6 +572,17 @@ def _taken_for(text: str, version: Version) -> str:
     return f"{text} is not known, and is taken for {version_text(version)}"
 
 
+def equal_gpus(asked: RecipeInput, framework: str) -> int:
+    """Return the GPUs of each node that trains, where a framework wants as many on all."""
+    counts = sorted({node.gpus for node in asked.gpu_nodes})
+    if counts[0] == 0:
+        raise MisfitError(f"{framework} trains on GPUs, and no node has one")
+    if len(counts) > 1:
+        listed = " and ".join(map(str, counts))
+        raise MisfitError(f"nodes of {listed} GPUs train: {framework} wants as many on each")
+    return counts[0]
+
+
 def gpu_processes(nodes: tuple[NodeSize, ...]) -> int:
     """Return the number of processes with a GPU each; 0 if no node has GPUs."""
     # processes without one have another backend: the first collective would wait forever

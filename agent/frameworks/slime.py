@@ -33,6 +33,7 @@ from agent.frameworks.recipe import (
     check_multiple,
     check_positions,
     count_of,
+    equal_gpus,
     nearest,
 )
 from agent.frameworks.sizing import Host, Sizing, Workload, least_engine, sizing_for
@@ -85,7 +86,7 @@ def make(asked: RecipeInput) -> Command:
     _check_rewards(arguments, asked)
 
     # What fits the nodes: how Megatron divides the model, then batches.
-    gpus = _gpus_of_a_node(asked)
+    gpus = equal_gpus(asked, "slime")
     world = gpus * len(asked.gpu_nodes)
     check_positions(asked, arguments.count(_RESPONSE, _ANSWER), f"lower --{_RESPONSE}")
     sizing = _sizing(arguments, asked)
@@ -184,18 +185,6 @@ def _check_rewards(arguments: Arguments, asked: RecipeInput) -> None:
         own = "name one of slime's by --rm-type in AGENT_JOB_ARGS"
         what = "no source of rewards"
         raise MisfitError(f"{what}: set AGENT_REWARD to a server or its URL, or {own}")
-
-
-def _gpus_of_a_node(asked: RecipeInput) -> int:
-    """Return the GPUs of each node that trains; slime wants as many on all."""
-    counts = sorted({node.gpus for node in asked.gpu_nodes})
-    if counts[0] == 0:
-        raise MisfitError("Megatron trains on GPUs, and no node has one")
-    if len(counts) > 1:
-        listed = " and ".join(map(str, counts))
-        what = f"nodes of {listed} GPUs train"
-        raise MisfitError(f"{what}: slime wants as many on each")
-    return counts[0]
 
 
 def _flag(name: str) -> str:

@@ -57,10 +57,10 @@ def tracker_files() -> tuple[str, ...]:
 
 @cache
 def _step_name() -> re.Pattern[str]:
-    """Return what the names of all frameworks' checkpoints match: a command may use any."""
+    """Return what the paths of all frameworks' checkpoints match: a command may use any."""
     prefixes = [framework.checkpoints.prefix for framework in all_frameworks()]
     names = "|".join(re.escape(prefix) for prefix in prefixes if prefix)
-    return re.compile(rf"(?:{names})(\d{{1,12}})")
+    return re.compile(rf"(?:.*/)?(?:{names})(\d{{1,12}})")
 
 
 class CheckpointOwner(Value):
@@ -179,7 +179,7 @@ def newest_complete(contents: FolderContents, framework: str) -> str:
 
 def step_of(path: str) -> int | None:
     """Return the step of a checkpoint, or None."""
-    match = _step_name().fullmatch(path.rpartition("/")[2])
+    match = _step_name().fullmatch(path)
     return None if match is None else int(match[1])
 
 

@@ -341,8 +341,9 @@ def read_checkpoints(folder: str) -> checkpoints.FolderContents:
     whole = ""
     with suppress(OSError):
         paths = chain.from_iterable(map(place.glob, _PLACES))
-        named = (path for path in paths if checkpoints.step_of(path.name) is not None)
-        folders = [str(path.relative_to(place)) for path in named if path.is_dir()]
+        found = (str(path.relative_to(place)) for path in paths)
+        named = (path for path in found if checkpoints.step_of(path) is not None)
+        folders = [path for path in named if (place / path).is_dir()]
         newest = checkpoints.latest(folders)
         whole = _newest_whole(place, folders)
     return checkpoints.FolderContents(mark, fault, newest, whole, tracked)
@@ -354,14 +355,16 @@ def _newest_whole(place: Path, folders: list[str]) -> str:
     while remaining:
         newest = checkpoints.latest(remaining)
         for prefix, name in checkpoints.last_files():
-            if newest.startswith(prefix) and _is_json(place / newest / name):
+            if newest.startswith(prefix) and _is_written(place / newest / name):
                 return newest
         remaining.remove(newest)
     return ""
 
 
-def _is_json(path: Path) -> bool:
-    """Return whether a file is whole JSON."""
+def _is_written(path: Path) -> bool:
+    """Return whether a file is there, and whole if it is JSON."""
+    if path.suffix != ".json":
+        return path.is_file()
     with suppress(OSError, ValueError, RecursionError):
         json.loads(read_small(path))
         return True
@@ -391,7 +394,7 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
             files_there.append((str(file), status.st_size, status.st_mtime_ns))
 
     last_file = checkpoints.last_file(framework)
-    is_whole = bool(last_file) and _is_json(place / last_file)
+    is_whole = bool(last_file) and _is_written(place / last_file)
     return CheckpointFiles(path, tuple(files_there), is_marked_whole=is_whole)
 
 

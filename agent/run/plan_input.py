@@ -84,6 +84,7 @@ def plan_from_environment(
 ) -> Plan:
     """Make the plan, or raise all problems together; `wants_job` is False to examine a machine."""
     given = _read_given(environ, command)
+    environ = _with_programs(environ, given)
     machine = _read_machine(environ, given, wants_job=wants_job)
     place = _find_place(environ, given, machine)
     job = _read_job(environ, given, machine, place)
@@ -149,6 +150,16 @@ def _read_given(environ: Mapping[str, str], command: list[str] | None) -> Given:
     return Given(loaded, problems)
 
 
+def _with_programs(environ: Mapping[str, str], given: Given) -> Mapping[str, str]:
+    """Put the programs of a recipe's framework on PATH, where its image has them elsewhere."""
+    known = recipe_info(given.settings, given.words)
+    folder = "" if known is None else recipe_of(known).FRAMEWORK.programs
+    path = environ.get("PATH", "")
+    if not folder or folder in path.split(":") or not Path(folder).is_dir():
+        return environ
+    return {**environ, "PATH": f"{folder}:{path}"}
+
+
 # --- machine -------------------------------------------------------------------------------------
 
 
@@ -209,6 +220,8 @@ def _find_torch(path: str | None, ray: RayPython, given: Given) -> TorchPython |
     if launcher(given.settings) == TORCHRUN:
         return read.find_torch(path, split_python(words)[0])
     if launcher(given.settings) == NODE:
+        if recipe_info(given.settings, given.words) is not None:
+            return read.find_torch(path, None)
         python = split_python(words)[0] or of_command(words[0] if words else "", path)
         is_asked_for = python is not None or given.settings.preflight is not None
         return read.find_torch(path, python) if is_asked_for else None

@@ -34,7 +34,7 @@ class RecipeInfo(Value):
     module: str  # the module in agent/frameworks
     framework: str = ""  # the distribution whose version decides the flags, or ''
     reward: Literal["needed", "possible", "unused"] = "unused"  # whether it calls a reward server
-    launcher: Literal["ray", "torchrun"] = "ray"
+    launcher: Literal["ray", "torchrun", "node"] = "ray"
     needs: tuple[str, ...] = ("AGENT_MODEL", "AGENT_TRAIN_DATA")  # variables that must be set
     sends_token: bool = False  # whether its reward client sends AGENT_REWARD_TOKEN
     loads_reward_model: bool = False  # whether its framework can load AGENT_REWARD_MODEL
@@ -106,6 +106,7 @@ RECIPES = (  # name, module, framework
         takes=("AGENT_LORA_RANK",),
     ),
     RecipeInfo("slime-grpo", "slime", "slime", reward="needed"),
+    RecipeInfo("prime-rl", "prime_rl", "prime-rl", launcher="node"),
 )
 """Every recipe, in the order of `pod-agent recipes`."""
 

@@ -1,8 +1,7 @@
-"""Engines of prime-rl on a group, and its other processes by the script of the example."""
+"""The recipe prime-rl end to end: engines that are killed, and a run that resumes."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,46 +12,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import stand_in_prime_rl
-from support.launches import EXAMPLES
-from support.scenario import BOOT, REPO, ends
+from support.scenario import BOOT, REPO, ends, stale_samples
 
 if TYPE_CHECKING:
     from support.scenario import Cluster
 
-COMMAND = (
-    *(str(EXAMPLES / "prime-rl/train.sh"), "{shared}/rl.toml", "{shared}/run"),
-    *("http://{{head_ip}}:8000/v1", "{{addresses:engine|url|space}}"),
-)
 
-
-def set_up(cluster: Cluster, shared: Path, steps: int) -> list[str]:
-    """Install the stand-ins and the example's files; return the job's command."""
-    text = (EXAMPLES / "services/prime-rl.toml").read_text()
-    text = text.replace("/volume/runs/reverse", f"{shared}/run").replace("/volume", str(shared))
+def set_up(cluster: Cluster, shared: Path, steps: int) -> None:
+    """Install prime-rl's stand-ins on each pod, and ask for the recipe on three nodes."""
     for pod in cluster.pods:
-        path = [str(REPO / "tests"), str(REPO)]
-        stand_in_prime_rl.install(pod.tmp / "bin", path)
-        (pod.tmp / "services.toml").write_text(text.replace("nodes = 2 #", "nodes = 1 #"))
-    reward = f"http://{cluster.pods[0].ip}:5000/get_reward"
-    config = {"run": f"{shared}/run", "broadcast": "filesystem", "reward": reward, "steps": steps}
-    (shared / "rl.toml").write_text(json.dumps(config))
+        stand_in_prime_rl.install(pod.tmp / "bin", [str(REPO / "tests"), str(REPO)])
+        (pod.tmp / "Qwen3-4B").mkdir()
     cluster.env |= {
-        "AGENT_LAUNCHER": "node",
-        "AGENT_SERVICES": "/tmp/services.toml",
+        "AGENT_JOB": "prime-rl",
+        "AGENT_MODEL": "/tmp/Qwen3-4B",
+        "AGENT_TRAIN_DATA": "reverse-text",
+        "AGENT_CHECKPOINTS": f"{shared}/run",
+        "AGENT_JOB_ARGS": f"--max-steps {steps} --ckpt.interval 4",
         "AGENT_NUM_GPUS": "2",
-        "AGENT_REWARD": "builtin",
-        "PYTHONPATH": str(REPO),
+        "PYTHONPATH": f"/tmp/bin/packages:{REPO}",
         "PATH": f"/tmp/bin:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
     }
-    return [word.format(shared=shared) for word in COMMAND]
 
 
 @pytest.mark.pods(3)
 def test_prime_rl_trains_while_engines_are_killed(cluster: Cluster, shared: Path) -> None:
     """Two nodes train, one has two engines, one of which is killed again and again."""
-    agents = cluster.agents(*set_up(cluster, shared, 16))
+    set_up(cluster, shared, 16)
+    agents = cluster.agents()
     head = agents[0]
     head.wait_for("^step 3/", "stdout", timeout=BOOT)
+    assert "rl: 4 workers, environment reverse-text, step 0" in head.stdout()
     killed = 0
     while head.running and "step 14/" not in head.stdout():
         engines = [
@@ -68,19 +58,34 @@ def test_prime_rl_trains_while_engines_are_killed(cluster: Cluster, shared: Path
     assert killed
     assert ends(agents) == [0, 0, 0], head.tail()
     assert len(cluster.outcome(0)["attempts"]) == 1
+    assert stale_samples(head.stdout()) == 0
 
 
 @pytest.mark.pods(3)
-def test_the_orchestrator_is_killed(cluster: Cluster, shared: Path) -> None:
-    """The trainers would wait for ever: the job ends on all nodes, and the next run trains."""
-    command = set_up(cluster, shared, 8)
-    agents = cluster.agents(*command)
+def test_the_orchestrator_ends(cluster: Cluster, shared: Path) -> None:
+    """The trainers would wait for ever: the job ends on all nodes, and the next run resumes.
+
+    The orchestrator leaves its part of a checkpoint, from which prime-rl could not resume.
+    """
+    set_up(cluster, shared, 14)
+    agents = cluster.agents()
     head = agents[0]
-    head.wait_for("^step 3/", "stdout", timeout=BOOT)
+    head.wait_for("^step 7/", "stdout", timeout=BOOT)
     (orchestrator,) = [p for p in head.processes() if "bin/orchestrator" in p.cmdline]
-    os.kill(orchestrator.host_pid, signal.SIGKILL)
-    assert ends(agents) == [137, 137, 137], head.tail()
+    os.kill(orchestrator.host_pid, signal.SIGTERM)
+    assert ends(agents) == [1, 1, 1], head.tail()
+    steps = {path.name: {part.name for part in path.iterdir()} for path in steps_of(shared)}
+    assert steps["step_4"] == {"orchestrator", "trainer"}
+    assert {"orchestrator"} in steps.values()
+    assert f"newest checkpoint: {shared}/run/checkpoints/step_4" in head.stderr()
 
     cluster.env["AGENT_RERUN"] = "1"
-    again = cluster.agents(*command)
+    again = cluster.agents()
     assert ends(again) == [0, 0, 0], again[0].tail()
+    assert "environment reverse-text, step 4" in again[0].stdout()
+    assert "resumes after step 4" in again[0].stdout() + again[0].stderr()
+
+
+def steps_of(shared: Path) -> list[Path]:
+    """Return the folders of checkpoints, in whatever state."""
+    return sorted((shared / "run/checkpoints").glob("*step_*"))

@@ -1,15 +1,33 @@
-"""Programs of prime-rl: what each reads and writes; nothing is trained.
+"""Stand-ins for prime-rl's programs and package: each reads and writes what prime-rl's does.
 
-`rl --dry-run` writes the files of the others; `inference` is the rehearsal's engine, `orchestrator`
-the rehearsal's trainer with prime-rl's requests, and torchrun's ranks wait until that has ended.
+`rl --dry-run` reads the recipe's flags as strictly as prime-rl, and writes the files of the others;
+`inference` is the rehearsal's engine, `env-server` the bundled reward server, `orchestrator` the
+rehearsal's trainer with prime-rl's requests. torchrun's ranks wait until that has ended, and the
+first of them saves checkpoints. As prime-rl does, `rl` resumes from the highest step, and the
+orchestrator saves its own part of one when it is stopped.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
+import signal
 import sys
 from pathlib import Path
 
+TEXTS = {
+    *("deployment.type", "slurm.job-name", "weight-broadcast.type", "model.name", "output-dir"),
+    *("run.dir", "run.name", "orchestrator.train.source", "orchestrator.renderer.name"),
+    *("trainer.model.optim-cpu-offload", "monitors.wandb.project"),
+}
+NUMBERS = {
+    *("deployment.num-train-nodes", "deployment.gpus-per-node", "ckpt.interval", "ckpt.keep-last"),
+    *("max-steps", "seq-len", "orchestrator.batch-size", "orchestrator.group-size"),
+}
+SWITCHES = {"inference", "trainer.model.full-offload"}
+"""The flags of prime-rl 0.8.0 that the recipe may set."""
+PORT = "5001"  # Of the environment
 _PROGRAM = """#!{python}
 import sys
 
@@ -21,25 +39,68 @@ PROGRAMS[{name!r}](sys.argv[1:])
 
 
 def install(folder: Path, path: list[str]) -> None:
-    """Write the programs into a folder of PATH."""
+    """Write the programs into a folder of PATH, and the package into `packages` below it."""
     folder.mkdir(parents=True)
     for name in PROGRAMS:
         program = folder / name
         program.write_text(_PROGRAM.format(python=sys.executable, path=path, name=name))
         program.chmod(0o755)
+    for package in ("prime_rl", "prime_rl-0.8.0.dist-info"):
+        (folder / "packages" / package).mkdir(parents=True)
+    (folder / "packages/prime_rl/__init__.py").touch()
 
 
 def rl(words: list[str]) -> None:
-    """Write the files of a run, whose folder and transport the configuration names."""
-    assert words[0] == "@"
-    assert words[2:] == ["--dry-run", "--resume"]
-    config = json.loads(Path(words[1]).read_text())
-    configs = Path(config["run"]) / "configs"
+    """Write the files of a run."""
+    assert words[-2:] == ["--dry-run", "--resume"], words
+    options = options_of(words[:-2])
+    run = Path(options.output_dir) / options.run_dir
+    configs = run / "configs"
+    found = {int(path.name.removeprefix("step_")): path for path in run.glob("checkpoints/step_*")}
+    resume = max(found, default=0)
+    if resume and not (found[resume] / "trainer/.metadata").exists():
+        sys.exit(f"rl: Checkpoint not found at {found[resume]}/trainer")
+    for folder in run.glob("broadcasts/step_*"):
+        if int(folder.name.removeprefix("step_")) > resume:
+            shutil.rmtree(folder)
+    (run / "finished").unlink(missing_ok=True)
+    shutil.rmtree(f"{run}-state", ignore_errors=True)
+    if resume:
+        kept = f"checkpoint-{resume}"
+        shutil.copytree(found[resume] / "trainer" / kept, Path(f"{run}-state") / kept)
+
+    (source,) = options.sources
+    environment = source["env"]["taskset"]["id"]
     (configs / "envs/train").mkdir(parents=True, exist_ok=True)
-    broadcast = {"weight_broadcast": {"type": config["broadcast"]}, **config}
-    for name in ("orchestrator", "trainer", "inference", "envs/train/reverse"):
-        (configs / f"{name}.json").write_text(json.dumps(broadcast))
-    print(f"rl: files in {configs}", flush=True)
+    config = {
+        "weight_broadcast": {"type": options.weight_broadcast_type},
+        "run": str(run),
+        "steps": options.max_steps,
+        "interval": options.ckpt_interval,
+    }
+    for name in ("orchestrator", "trainer", f"envs/train/{environment}"):
+        (configs / f"{name}.json").write_text(json.dumps(config))
+    workers = options.deployment_num_train_nodes * options.deployment_gpus_per_node
+    print(f"rl: {workers} workers, environment {environment}, step {resume}", flush=True)
+
+
+def options_of(words: list[str]) -> argparse.Namespace:
+    """Read the arguments; one that is not known ends the program."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for kind, names in ((int, NUMBERS), (str, TEXTS)):
+        for name in names:
+            place = name.replace("-", "_").replace(".", "_")
+            parser.add_argument(f"--{name}", dest=place, type=kind)
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--trainer.optim.lr", type=float)
+    options = parser.parse_args(words)
+    options.sources = json.loads(options.orchestrator_train_source)
+    if options.deployment_type != "multi_node" or not options.inference:
+        parser.error("nodes are several, and engines elsewhere")
+    if options.orchestrator_batch_size % options.orchestrator_group_size:
+        parser.error("Batch size must be divisible by the number of samples per problem")
+    return options
 
 
 def torchrun(words: list[str]) -> None:
@@ -47,9 +108,25 @@ def torchrun(words: list[str]) -> None:
     import time  # noqa: PLC0415 - of this program alone
 
     config = _config_of(words)
+    run = Path(config["run"])
     print(f"trainer: {' '.join(words[:4])}", flush=True)
-    while not (Path(config["run"]) / "finished").exists():
+    is_first = "--node-rank=0" in words
+    while not (run / "finished").exists():
+        if is_first:
+            _save(run, int(config["interval"]))
         time.sleep(0.1)
+
+
+def _save(run: Path, interval: int) -> None:
+    """Save the states of the rehearsal that are due as checkpoints of prime-rl."""
+    for state in Path(f"{run}-state").glob("checkpoint-*/trainer_state.json"):
+        step = int(state.parent.name.removeprefix("checkpoint-"))
+        folder = run / f"checkpoints/step_{step}"
+        if step % interval == 0 and not folder.exists():
+            (folder / "orchestrator").mkdir(parents=True)
+            (folder / "orchestrator/progress.pt").touch()
+            shutil.copytree(state.parent, folder / "trainer" / state.parent.name)
+            (folder / "trainer/.metadata").touch()
 
 
 def orchestrator(words: list[str]) -> None:
@@ -61,11 +138,21 @@ def orchestrator(words: list[str]) -> None:
     assert words[words.index("--model.client.base-url") + 1].endswith(":8000/v1")
     from agent.bundled import rehearsal_async  # noqa: PLC0415 - the path is set before
 
+    def stop(*_: object) -> None:
+        steps = (path.name for path in Path(f"{config['run']}-state").glob("checkpoint-*"))
+        newest = max((int(name.removeprefix("checkpoint-")) for name in steps), default=0)
+        part = Path(config["run"]) / f"checkpoints/step_{newest}/orchestrator"
+        part.mkdir(parents=True, exist_ok=True)
+        (part / "progress.pt").touch()
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, stop)
     code = rehearsal_async.main(
         [
             *("--dialect", "prime-rl", "--engines", *urls, "--weights-dir", config["run"]),
-            *("--reward-url", config["reward"], "--steps", str(config["steps"])),
-            *("--seconds-per-step", "0.5"),
+            *("--reward-url", f"http://127.0.0.1:{PORT}/get_reward"),
+            *("--checkpoints", f"{config['run']}-state", "--steps", str(config["steps"])),
+            *("--seconds-per-step", "0.5", "--samples", f"{config['run']}/samples.jsonl"),
         ]
     )
     if code == 0:
@@ -77,8 +164,9 @@ def inference(words: list[str]) -> None:
     """Become the rehearsal's engine."""
     import os  # noqa: PLC0415 - of this program alone
 
-    options = dict(zip(words[2::2], words[3::2], strict=True))
-    assert options["--vllm.data-parallel-size"] == "1"
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert options["--router"] == "None"
+    assert options["--vllm.tensor-parallel-size"] == "1"
     place = ("--host", options["--server.host"], "--port", options["--server.port"])
     argv = [sys.executable, "-m", "agent", "rehearsal-engine", *place, "--load-seconds", "0.5"]
     argv += ["--seconds-per-request", "0.02"]
@@ -86,12 +174,12 @@ def inference(words: list[str]) -> None:
 
 
 def env_server(words: list[str]) -> None:
-    """Serve an environment until the end."""
-    import time  # noqa: PLC0415 - of this program alone
+    """Score answers until the end."""
+    import os  # noqa: PLC0415 - of this program alone
 
     print(f"env server: {_config_of(words)['run']}", flush=True)
-    while True:
-        time.sleep(1)
+    server = (sys.executable, "-m", "agent", "reward-server")
+    os.execv(sys.executable, [*server, "--host", "127.0.0.1", "--port", PORT])  # noqa: S606 - same
 
 
 def vllm_router(words: list[str]) -> None:

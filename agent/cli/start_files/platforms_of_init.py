@@ -109,7 +109,7 @@ def misfit(platform: str, variant: str, job: str, nodes: int) -> str:
     if platform == "kuberay":
         needs = ""
         if runs_by_torchrun(job):
-            needs = "is started by torchrun on every node"
+            needs = "runs on every node without Ray"
         elif preset.services:
             needs = "has a service on every node"
         elif brings_services(job):

@@ -156,6 +156,12 @@ def brings_services(job: str) -> bool:
     return known is not None and recipe_of(known).FRAMEWORK.services != ""
 
 
+def programs_of_image(request: Request) -> str:
+    """Return the folder of the framework's programs in the usual image, if it is on no PATH."""
+    known = BY_NAME.get(request.job)
+    return "" if known is None or request.image else recipe_of(known).FRAMEWORK.programs
+
+
 class Folders(Value, frozen=True):
     """Where things are on a platform."""
 
@@ -208,7 +214,7 @@ def packed_again(request: Request) -> str:
 
 def is_hub_data(preset: Preset) -> bool:
     """Return whether the usual data are a data set of the hub, by its id."""
-    return bool(preset.train) and "{" not in preset.train
+    return bool(preset.train) and "{" not in preset.train and not preset.has_own_data
 
 
 def usual_data(preset: Preset, folders: Folders) -> str:

@@ -18,6 +18,7 @@ from agent.cli.start_files.request import (
     StartFiles,
     is_hub_data,
     job_variables,
+    programs_of_image,
     text_file,
     usual_data,
 )
@@ -195,6 +196,7 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
         model = ""
     data_folder = f'"{data.train}"' if data.data_set else ""
     prepare = _in_double_quotes(data.prepare) if data.prepare else ""
+    programs = programs_of_image(request) if variant != "none" else ""
     folder = ""
     checkout = ""
     prepare_path = ""
@@ -232,6 +234,7 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
         "folder": folder,
         "checkout": checkout,
         "hub": "huggingface/",
+        "hub_python": f"{programs}/python3" if programs else "python3",
         "model": model,
         "data_set": data.data_set,
         "data_folder": data_folder,
@@ -247,7 +250,7 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
 def _data_of(request: Request) -> _Data:
     """Return where the training data are, and how they get there."""
     preset = request.preset
-    if request.data and _ON_HUB.fullmatch(request.data):
+    if request.data and _ON_HUB.fullmatch(request.data) and not preset.has_own_data:
         folder = f"{_FOLDERS.data}/{PurePosixPath(request.data).name}"
         return _Data(folder, data_set=request.data)
     if request.data or not preset.train:

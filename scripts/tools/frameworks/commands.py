@@ -26,8 +26,12 @@ KNOWN_LATER = {
     "{rank}": "0",
     "{log_dir}": "/logs",
     "{addresses:engine|space}": "10.0.0.2:22000",
+    "{addresses:engine|url|space}": "http://10.0.0.2:22000",
+    "{address:router}": "10.0.0.1",
 }
 """Values for the placeholders that only a run can fill."""
+ENVIRONMENTS = {"prime-rl": "harbor"}
+"""In place of data: an environment of the package verifiers."""
 HOST = 2 << 40  # Bytes of a node, so that offloaded states fit
 ASYNCHRONOUS: Mapping[str, tuple[Version, tuple[str, ...]]] = {
     "verl-grpo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
@@ -68,14 +72,15 @@ def made(framework: str, version: Version) -> Iterator[Made]:
 
 def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
     """Yield the smallest and the largest set of inputs, and the smallest with each option."""
+    evaluated = ENVIRONMENTS.get(job.name, "/data/test.parquet")
     for how, full in (("bare", False), ("full", True)):
         asked = RecipeInput(
             recipe=job.name,
             nodes=tuple(NodeSize(gpus, cpus) for gpus, cpus in nodes.sizes),
             version=version,
             model="Qwen/Qwen2.5-7B-Instruct",
-            train_data="/data/train.parquet",
-            eval_data="/data/test.parquet" if full or "AGENT_EVAL_DATA" in job.needs else "",
+            train_data=ENVIRONMENTS.get(job.name, "/data/train.parquet"),
+            eval_data=evaluated if full or "AGENT_EVAL_DATA" in job.needs else "",
             checkpoints="/data/checkpoints",
             tensor_parallel=nodes.tensor_parallel,
             scores=job.reward == "needed" or (full and job.reward == "possible"),

@@ -1,42 +1,36 @@
-"""The commands of the prime-rl example, read by prime-rl's own launcher and configuration.
+"""The commands of the recipe prime-rl, read by prime-rl's own launcher and configuration.
 
-`rl --dry-run --resume` is prime-rl's own and writes the files of its processes; train.sh then
-starts its programs, of which each only reads its arguments (inside/prime_rl_program.py). So do the
-engines of services/prime-rl.toml.
+The launcher's class reads the flags for every set of nodes. For one of them, and for a user's own
+configuration, the recipe's script runs: `rl --dry-run --resume` is prime-rl's own and writes the
+files of its processes, and of each program only the arguments are read
+(inside/prime_rl_program.py). So are those of the engines that the recipe brings.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import tempfile
 from pathlib import Path
 
-from agent.base.text import parse_toml
-from tools.frameworks.packages import REPO, CannotFetchError, checkouts
+from agent.frameworks.prime_rl import VERSIONS
+from agent.job.recipe_services import recipe_tables
+from agent.settings import load
+from tools.frameworks.commands import made
+from tools.frameworks.packages import CannotFetchError, checkouts
 
-EXAMPLES = REPO / "examples"
 PYTHON = "POD_AGENT_PRIME_RL_PYTHON"
 PROGRAMS = ("trainer", "orchestrator", "inference", "env-server")
 LIMIT = 120.0
 LONGEST = 600
-RL = """
-output_dir = "{folder}/runs"
+OWN_FILE = """
 max_steps = 20
 seq_len = 2048
-run.name = "reverse"
-model.name = "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"
-slurm.job_name = "reverse"
-ckpt.interval = 20
-weight_broadcast.type = "filesystem"
-trainer.optim.lr = 3e-6
-inference.vllm.tensor_parallel_size = 1
 
-[deployment]
-type = "multi_node"
-num_train_nodes = 2
-num_infer_nodes = 2
+[trainer.optim]
+lr = 3e-6
 
 [orchestrator]
 batch_size = 128
@@ -44,28 +38,35 @@ group_size = 16
 renderer.name = "prime-qwen3"
 
 [[orchestrator.train.source]]
-name = "reverse-text"
+name = "one"
 env.taskset.id = "harbor"
-env.agent.harness.id = "null"
-env.agent.runtime.type = "subprocess"
+
+[[orchestrator.train.source]]
+name = "another"
+env.taskset.id = "harbor"
 """
-"""The file for several nodes, with a task set of the package verifiers."""
+"""Two environments, of the package verifiers."""
 TORCHRUN = """
 while [ "$1" != prime_rl.trainer.rl.train ]; do shift; done
 shift
 """
 """What stands before the trainer's own arguments is torchrun's."""
+SETTINGS = {
+    "AGENT_JOB": "prime-rl",
+    "AGENT_MODEL": "/volume/Qwen3-8B",
+    "AGENT_TRAIN_DATA": "harbor",
+    "AGENT_TENSOR_PARALLEL": "2",
+}
 
 
 def read_prime_rl() -> str:
-    """Run train.sh and an engine's command; return what was read, or raise CannotFetchError."""
+    """Read all commands; return what was read, or raise CannotFetchError."""
     python = os.environ.get(PYTHON)
     if not python:
         raise CannotFetchError(f"{PYTHON} names no Python with the packages of prime-rl-configs")
     sources = checkouts("prime-rl") / "prime-rl"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "rl.toml").write_text(RL.format(folder=folder), encoding="utf-8")
         path = f"{sources / 'packages/prime-rl-configs/src'}:{sources / 'src'}"
         env = {
             "PATH": f"{programs(folder, python)}:{os.environ['PATH']}",
@@ -79,18 +80,45 @@ def read_prime_rl() -> str:
             "AGENT_ATTEMPT_ID": "r-1",
             "AGENT_PROGRESS_FILE": f"{folder}/progress-1.jsonl",
         }
-        run = f"{folder}/runs/reverse"
-        urls = ("http://10.0.0.1:8000/v1", "http://10.0.0.1:22000", "http://10.0.0.1:22001")
-        command = (EXAMPLES / "prime-rl/train.sh", f"{folder}/rl.toml", run, *urls)
-        called([*map(str, command)], env)
-        called(engine(run), env)
-        misspelled = [*engine(run), "--server.prt", "1"]
-        if subprocess.run(misspelled, env=env, check=False, capture_output=True).returncode == 0:
-            raise CannotFetchError("its configuration takes a key that it does not have")
+
+        # The flags for every set of nodes; the last ones are the largest set of inputs.
+        commands = list(made("prime-rl", VERSIONS[-1]))
+        cases = [command.case for command in commands if command.case is not None]
+        reader = Path(__file__).with_name("inside") / "prime_rl_program.py"
+        called([python, str(reader), "rl"], env, json.dumps([case.argv[3:] for case in cases]))
+
+        # The script and its programs, for flags and for a file; the engines.
+        (folder / "own.toml").write_text(OWN_FILE, encoding="utf-8")
+        last = cases[-1]
+        run = f"{folder}/run"
+        place, router, engines, *flags = (word.replace(last.argv[0], run) for word in last.argv)
+        script = ("bash", last.module, place, router, engines)
+        called([*script, *flags], env)
+        called([*script, "@", f"{folder}/own.toml", *wiring(flags)], env)
+        called(engine(), env)
+        refuses_keys([*engine(), "--server.prt", "1"], env)
+        refuses_keys(["rl", *flags, "--seq-lenn", "1", "--dry-run", "--resume"], env)
         read = {*(folder / "read").read_text(encoding="utf-8").split()}
     if read != {*PROGRAMS}:
         raise CannotFetchError(f"only {', '.join(sorted(read))} read their arguments")
-    return f"rl --dry-run wrote the files; read their arguments: {', '.join(PROGRAMS)}"
+    counts = f"{len(cases)} of {len(commands)} commands, the others refused by the recipe"
+    return f"rl read {counts}, and wrote the files; read their arguments: {', '.join(PROGRAMS)}"
+
+
+def refuses_keys(misspelled: list[str], env: dict[str, str]) -> None:
+    """Raise CannotFetchError if a program takes a key that it does not have."""
+    if subprocess.run(misspelled, env=env, check=False, capture_output=True).returncode == 0:
+        raise CannotFetchError(f"{misspelled[0]} takes a key that it does not have")
+
+
+def wiring(words: list[str]) -> list[str]:
+    """Return the flags beside a user's own file: those of no environment, batch and optimizer."""
+    kept: list[str] = []
+    for flag, value in zip(words, (*words[1:], "--"), strict=True):
+        is_own = flag.startswith(("--orchestrator.", "--trainer.", "--max-steps", "--seq-len"))
+        if flag.startswith("--") and not is_own:
+            kept += [flag] if value.startswith("--") else [flag, value]
+    return kept
 
 
 def programs(folder: Path, python: str) -> Path:
@@ -112,19 +140,25 @@ def programs(folder: Path, python: str) -> Path:
     return own
 
 
-def engine(run: str) -> list[str]:
-    """Return the command of an engine of the example, for a run's folder."""
-    text = (EXAMPLES / "services/prime-rl.toml").read_text(encoding="utf-8")
-    command = parse_toml(text)["services"]["engine"]["command"]
-    filled = command.replace("/volume/runs/reverse", run).replace("{node_ip}", "10.0.0.2")
-    return shlex.split(filled.removeprefix("exec ").replace("{port}", "31000"))
+def engine() -> list[str]:
+    """Return the command of an engine that the recipe brings."""
+    tables = recipe_tables(load(SETTINGS).settings, None, None)
+    command: str = tables["services"]["engine"]["command"]
+    filled = command.removeprefix("exec ").replace("{node_ip}", "10.0.0.2")
+    return shlex.split(filled.replace("{port}", "31000"))
 
 
-def called(command: list[str], env: dict[str, str]) -> None:
+def called(command: list[str], env: dict[str, str], given: str = "") -> None:
     """Run a command that must succeed."""
     try:
         done = subprocess.run(
-            command, env=env, check=False, capture_output=True, text=True, timeout=LIMIT
+            command,
+            env=env,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            input=given,
         )
     except subprocess.TimeoutExpired:
         raise CannotFetchError(f"{command[0]} was not done within {LIMIT:g} s") from None

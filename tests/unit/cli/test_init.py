@@ -422,6 +422,13 @@ def test_slurm_needs_no_internet_on_its_nodes(tmp_path: Path) -> None:
         fetch = files["fetch.sh"]
         assert "pip install" in fetch
         assert "zhuzilin/dapo-math-17k" in fetch
+    words = ("slurm", "prime-rl", "--container", "pyxis", "--nodes", "4", "--gpus", "8")
+    files, _ = written(tmp_path / "prime-rl", *words)
+    assert "AGENT_TRAIN_DATA=reverse-text\n" in files["prime-rl.sbatch"]  # an environment
+    assert "load_dataset" in files["fetch.sh"]
+    assert "\ninside /app/.venv/bin/python3 -c" in files["fetch.sh"]
+    own = written(tmp_path / "own-image", *words, "--image", "ghcr.io/acme/rl:1")[0]["fetch.sh"]
+    assert "\ninside python3 -c" in own
     bare = ("slurm", "search-r1-grpo", "--container", "apptainer", "--nodes", "2", "--gpus", "8")
     files, _ = written(tmp_path / "bare", *bare, "--image", "me/search-r1:1")
     assert "AGENT_SERVICES=$PWD/services.toml" in files["search-r1-grpo.sbatch"]

@@ -17,7 +17,7 @@ from support.worlds import MACHINE
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/programs-beside-the-job.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-SERVICES = ("groups", "areal", "skyrl", "prime-rl", "trl-generation")
+SERVICES = ("groups", "areal", "skyrl", "trl-generation")
 EXAMPLES += [(ROOT / f"examples/services/{name}.toml").read_text() for name in SERVICES]
 COMMANDS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 

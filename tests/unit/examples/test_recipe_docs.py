@@ -60,8 +60,7 @@ AGENT_JOB={name} AGENT_MODEL={model} {environment} pod-agent
 ```
 
 - **Packages**: {packages}.
-- **Columns** of the data: {columns}; others go into
-  [`AGENT_JOB_ARGS`](README.md#data-and-rewards).
+- {data}.
 - **What a run leaves**: {leaves}.
 
 | parameters | least nodes of 8 × 80 GB | memory of a node | a checkpoint, about |
@@ -72,6 +71,9 @@ These are [estimates](README.md#memory) for nodes of 1 TiB, without a reward mod
 {story}
 ## Its settings beside those of its framework's scripts
 """
+
+COLUMNS = """**Columns** of the data: {columns}; others go into
+  [`AGENT_JOB_ARGS`](README.md#data-and-rewards)"""
 
 SETTINGS = """The values are those for a model of 7B on nodes of 8 GPUs whose memory is not
 known, without a reward server, evaluation data and W&B; [sizes](README.md#sizes) says what changes
@@ -133,7 +135,8 @@ def beginning(name: str) -> str:
     page = load("pages")[name]
     environment = " ".join(f"{key}={value}" for key, value in page["environment"].items())
     rows = [size_row(name, page, billions) for billions in SIZES]
-    facts = {key: page[key] for key in ("model", "packages", "columns", "leaves")}
+    facts = {key: page[key] for key in ("model", "packages", "leaves")}
+    facts["data"] = f"**Data**: {page['data']}" if "data" in page else COLUMNS.format(**page)
     if "{versions}" in facts["packages"]:
         facts["packages"] = facts["packages"].replace("{versions}", known_versions(name))
     story = FOLDER / f"{name}.md"

@@ -7,7 +7,7 @@ import pytest
 from agent.frameworks import all_frameworks, framework_named, recipe_of
 from agent.job.checkpoints import CheckpointOwner, FolderContents, resumes_from, step_of
 from agent.job.checkpoints import why_not_resumable as why_not
-from agent.job.progress import ProgressReader, StepSeen, meant
+from agent.job.progress import PauseSeen, ProgressReader, StepSeen, meant
 from agent.settings.jobs import RECIPES
 
 ROWS = [
@@ -21,6 +21,10 @@ ROWS = [
     (
         *("slime", "slime", "iter_0000007", True, False),
         "step 7: {'train/loss': 0.1, 'rollout/raw_reward': 0.5}",  # a line of its own, in fact
+    ),
+    (
+        *("prime-rl", "prime_rl", "checkpoints/step_7", True, True),
+        "Step 7 |   11.9s | Loss 0.1000\nStep 8 |    9.1s | Reward 0.5000 | Trainable 60/64",
     ),
 ]
 
@@ -61,9 +65,12 @@ def test_a_framework(  # noqa: PLR0913 - the columns of a row
         owner = CheckpointOwner("any", name, "", "m", 8, 1)
         other = FolderContents(CheckpointOwner("any", name, "", "m", 4, 1), newest=checkpoint)
         assert bool(why_not(other, owner)) != reshards
-    (seen,) = ProgressReader().read(line, 0.0)
-    assert isinstance(seen, StepSeen)
+    reader = ProgressReader()
+    readings = [found for text in line.splitlines() for found in reader.read(text, 0.0)]
+    (seen,) = [found for found in readings if isinstance(found, StepSeen)]
     assert (seen.step, seen.of) == (7, 40 if "/40" in line else None)
-    assert meant("reward", seen.metrics) == 0.5
+    (*_, last) = readings
+    assert not isinstance(last, PauseSeen)
+    assert meant("reward", last.metrics) == 0.5
     assert framework.steps is not None
-    assert framework.steps.meaning.value("reward", seen.metrics) == 0.5
+    assert framework.steps.meaning.value("reward", last.metrics) == 0.5

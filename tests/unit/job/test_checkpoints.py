@@ -165,6 +165,18 @@ def test_a_save_that_was_killed_is_not_resumed_from(tmp_path: Path) -> None:
     assert contents.newest == "x/checkpoint-300"
 
 
+def test_prime_rls_checkpoints_have_a_folder(tmp_path: Path) -> None:
+    """Beside it are folders with the same names; a part of a checkpoint is none to resume from."""
+    for name in ("rollouts/step_9", "broadcasts/step_9", "checkpoints/step_8/orchestrator"):
+        (tmp_path / name).mkdir(parents=True)
+    whole = tmp_path / "checkpoints/step_4/trainer"
+    whole.mkdir(parents=True)
+    (whole / ".metadata").write_bytes(b"\x80\x04")
+    contents = read_checkpoints(str(tmp_path))
+    assert resumes_from(contents, "prime-rl") == "checkpoints/step_4"
+    assert contents.newest == "checkpoints/step_8"
+
+
 def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
     """Steps that verl would skip are not lost silently."""
     (tmp_path / "global_step_40").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
 from agent.checks.finding import Level
+from agent.frameworks.prime_rl import FRAMEWORK
 from agent.job.job import fill
 from agent.job.node_command import NodeCommand, node_problems
 from agent.job.services import Placeholders
@@ -57,6 +59,31 @@ def test_golden(name: str, environ: dict[str, str]) -> None:
     text = text.replace(shlex.quote(sys.executable), "PYTHON")
     assert_golden(GOLDEN / f"{name}.plan.txt", text)
     assert "ray start" not in text
+
+
+def test_a_recipe_by_this_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sets AGENT_LAUNCHER; the programs of its image are on PATH, where that is one."""
+    environ = {
+        "AGENT_JOB": "prime-rl",
+        "AGENT_MODEL": "/v/Qwen3-8B",
+        "AGENT_TRAIN_DATA": "reverse-text",
+        "AGENT_CHECKPOINTS": f"{tmp_path}/run",
+        "EXPECTED_WORKERS": "3",
+        "AGENT_NUM_GPUS": "2",
+        "RAY_WORKER": "0",
+        "PATH": "/usr/bin:/bin",
+    }
+    image = replace(FRAMEWORK, programs=str(tmp_path))
+    monkeypatch.setattr(plan_input, "recipe_of", lambda _: SimpleNamespace(FRAMEWORK=image))
+    plan = plan_input.plan_from_environment(environ, None)
+    assert isinstance(plan.launch, NodeCommand)
+    assert plan.environment("10.0.0.5", "10.0.0.5")["PATH"] == f"{tmp_path}:/usr/bin:/bin"
+    assert [group.sentence() for group in plan.groups] == ["rollout: 2 node(s), ranks 2 to 3"]
+    image = replace(FRAMEWORK, programs="/nowhere")
+    elsewhere = plan_input.plan_from_environment(environ, None)
+    assert elsewhere.environment("10.0.0.5", "10.0.0.5")["PATH"] == "/usr/bin:/bin"
+    with pytest.raises(SettingsError, match="beside prime-rl"):
+        plan_input.plan_from_environment({**environ, "AGENT_LAUNCHER": "ray"}, None)
 
 
 @pytest.mark.parametrize(

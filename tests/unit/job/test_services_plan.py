@@ -391,28 +391,34 @@ def test_the_example_for_slime_is_right() -> None:
     assert (spec.within, spec.keep, spec.weights) == (3600.0, 2, "sglang")
 
 
-@pytest.mark.parametrize(
-    ("name", "environ", "nodes"),
-    [
-        ("trl-generation", {"AGENT_JOB": "trl-grpo"}, 1),
-        ("prime-rl", {"AGENT_LAUNCHER": "node"}, 2),
-    ],
-)
-def test_the_examples_with_groups(name: str, environ: dict[str, str], nodes: int) -> None:
-    """Four nodes train, those of the group run the engines, and the port is the agent's."""
-    text = (EXAMPLES / f"services/{name}.toml").read_text(encoding="utf-8")
-    needed = (
-        {"AGENT_MODEL": "/v/m", "AGENT_TRAIN_DATA": "/v/t.jsonl"} if "AGENT_JOB" in environ else {}
+def test_the_example_for_prime_rl_is_right() -> None:
+    """It changes the engines that the recipe brings; their router stays on the head."""
+    text = (EXAMPLES / "services/prime-rl.toml").read_text(encoding="utf-8")
+    settings = settings_of(
+        {"AGENT_JOB": "prime-rl", "AGENT_MODEL": "/v/my model", "AGENT_TRAIN_DATA": "reverse-text"}
     )
-    settings = settings_of({**environ, **needed})
+    file, problems = parse(text, "s.toml", settings, recipe_tables(settings, None, None))
+    assert problems == []
+    (group,) = file.groups
+    assert (group.nodes, group.min) == (3, 4)
+    engine, router = file.services
+    assert (engine.weights, engine.restarts) == ("prime-rl", 20)
+    assert "inference --vllm.model '/v/my model' --vllm.tensor-parallel-size 1" in engine.asked
+    assert router.where.kind == "head"
+    assert "--worker-urls {addresses:engine|url|space}" in router.asked
+
+
+def test_the_example_for_trl_is_right() -> None:
+    """The nodes of the group run its server, whose address the recipe is given."""
+    text = (EXAMPLES / "services/trl-generation.toml").read_text(encoding="utf-8")
+    settings = settings_of(
+        {"AGENT_JOB": "trl-grpo", "AGENT_MODEL": "/v/m", "AGENT_TRAIN_DATA": "/v/t.jsonl"}
+    )
     file, problems = parse(text, "s.toml", settings)
     assert problems == []
     (group,) = file.groups
-    assert group.nodes == nodes
+    assert group.nodes == 1
     engine = next(spec for spec in file.services if spec.where.kind == "group")
-    assert engine.weights in {"nccl", "prime-rl"}
+    assert engine.weights == "nccl"
     assert (engine.port or 0) >= 31_000
-
-    # A recipe that takes one server of a group is given its address.
-    of_generation = "{addresses:generation|url}" if engine.name == "generation" else ""
-    assert generation_of(file.services) == of_generation
+    assert generation_of(file.services) == "{addresses:generation|url}"

@@ -120,12 +120,12 @@ cmp -s {{agent_name}} {{environment}}/made || {
 {{end}}
 {{if model}}
 # The model, into {{hub}}.
-inside python3 -c 'import sys; from huggingface_hub import snapshot_download as get; print(get(sys.argv[1]))' {{model}}
+inside {{hub_python}} -c 'import sys; from huggingface_hub import snapshot_download as get; print(get(sys.argv[1]))' {{model}}
 
 {{end}}
 {{if data_set}}
 # The data.
-inside python3 -c 'import sys; from huggingface_hub import snapshot_download as get; get(sys.argv[1], repo_type="dataset", local_dir=sys.argv[2])' {{data_set}} {{data_folder}}
+inside {{hub_python}} -c 'import sys; from huggingface_hub import snapshot_download as get; get(sys.argv[1], repo_type="dataset", local_dir=sys.argv[2])' {{data_set}} {{data_folder}}
 
 {{end}}
 {{if prepare}}
