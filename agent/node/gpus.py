@@ -1,8 +1,9 @@
 """Queries the GPU driver by its tool: which GPUs it has, and why it shows none.
 
 A driver that hangs holds who asks it, even at its exit: `doctor` and a start therefore ask by a
-process that they can leave behind. The figures of a run (read_figures.py) are read by NVML in the
-agent itself, since Xid errors are sent only to a process that stays.
+process that they can leave behind, and by the tool whose message a user can repeat. The figures of
+a run (read_figures.py) are read by NVML in the agent itself, since Xid errors are sent only to a
+process that stays; a child that stays for them would be one more to supervise on each node.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.node.facts import MIB, Driver, DriverGpu
 from agent.node.python_facts import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _GPUS_ANSWER = 20.0  # Without the persistence daemon the driver initializes each GPU first.
 MODULES = Path("/sys/module")
@@ -89,20 +93,31 @@ def ask_driver(maker: str, path: str | None = None, limit: float = _GPUS_ANSWER)
         return Driver(tool, fault="not installed here")
 
     # What the tool prints may also be why it fails. It may hang, too.
-    child = Popen(
-        [program, *options], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"
-    )
     try:
-        text, _ = child.communicate(timeout=limit)
-        first = next((line for line in text.splitlines() if line.strip()), "no message").strip()
-        if child.returncode:
-            return Driver(tool, fault=f"exit code {child.returncode}: {first}")
+        code, text = answer_of([program, *options], limit, STDOUT)
+    except TimeoutExpired:
+        return Driver(tool, fault=f"no answer within {limit:g} s: the driver hangs")
+    first = next((line for line in text.splitlines() if line.strip()), "no message").strip()
+    if code:
+        return Driver(tool, fault=f"exit code {code}: {first}")
+    try:
         return Driver(tool, read(text), version=text_of(MODULES / module / "version").strip())
     except ValueError:
         return Driver(tool, fault=f"its output is no list: {first}")
+
+
+def answer_of(argv: Sequence[str], limit: float, stderr: int = DEVNULL) -> tuple[int, str]:
+    """Run a tool of a driver; return its exit code and output, with STDOUT also its errors.
+
+    Raises TimeoutExpired at the limit, and leaves the tool behind.
+    """
+    child = Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=stderr, text=True, errors="replace")
+    try:
+        text, _ = child.communicate(timeout=limit)
     except TimeoutExpired:
         child.kill()
         # a process that hangs in the driver cannot be killed
         with suppress(TimeoutExpired):
             child.communicate(timeout=1)
-        return Driver(tool, fault=f"no answer within {limit:g} s: the driver hangs")
+        raise
+    return child.returncode, text

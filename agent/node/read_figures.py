@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
@@ -21,11 +21,11 @@ from agent.base import times
 from agent.node import limits
 from agent.node.facts import MIB
 from agent.node.figures import MOST_DISKS, MOST_GPUS, DiskFigures, GpuFigures
-from agent.node.gpus import cards_in, json_in
+from agent.node.gpus import answer_of, cards_in, json_in
 from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.node.figures import Throttle
 
@@ -205,7 +205,8 @@ def read_amd(path: str | None = None) -> tuple[tuple[GpuFigures, ...], str]:
         if program is None:
             continue
         try:
-            gpus = read(_output_of((program, *argv[1:]), times.FIGURES_GPUS))
+            _, text = answer_of((program, *argv[1:]), times.FIGURES_GPUS)
+            gpus = read(text)
         except (OSError, ValueError, TimeoutExpired) as error:
             fault = f"{argv[0]}: {error}"
             continue
@@ -213,18 +214,6 @@ def read_amd(path: str | None = None) -> tuple[tuple[GpuFigures, ...], str]:
             return gpus[:MOST_GPUS], ""
         fault = f"{argv[0]} reports no GPU"
     return (), fault
-
-
-def _output_of(argv: Sequence[str], limit: float) -> str:
-    child = Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True)
-    try:
-        return child.communicate(timeout=limit)[0]
-    except TimeoutExpired:
-        child.kill()
-        # a process that hangs in the driver cannot be killed
-        with suppress(TimeoutExpired):
-            child.communicate(timeout=1)
-        raise
 
 
 def figures_of_amd(text: str) -> tuple[GpuFigures, ...]:

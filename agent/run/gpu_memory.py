@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from agent.base import times
 from agent.base.text import listed
 from agent.node.facts import CUDA
-from agent.node.read_figures import NvmlReader
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
-from agent.run.node_figures import Source, gpu_reader
 from agent.settings.rules import BUNDLED
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from agent.node.figures import GpuFigures
     from agent.plan.plan import Plan
+    from agent.run.node_figures import Source
 
 _IDLE_SHARE = 5  # percent of its memory that a GPU without a job may hold
 _BEYOND_START = 512  # MiB beyond what it held at the agent's start
@@ -79,12 +78,12 @@ class GpuMemory:
     def __init__(
         self,
         plan: Plan,
-        holders: Callable[[], Mapping[int, Sequence[str]]] | None = None,
+        gpus: Source[tuple[Sequence[GpuFigures], str]] | None,
+        holders: Source[Mapping[int, Sequence[str]]],
         job_gpus: Callable[[], frozenset[int] | None] = lambda: None,
     ) -> None:
-        read = gpu_reader(plan)
-        self._source = None if read is None else Source(read)
-        self._holders = Source(holders or NvmlReader().holders)
+        self._source = gpus
+        self._holders = holders
         self._chosen = visible_gpus(plan.environ)
         self._job_gpus = job_gpus  # where services have GPUs of their own
         self._at_start: dict[int, int] = {}

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Source(Generic[T]):
-    """One reader: while a call of it hangs, no other begins."""
+    """One reader: while a call of it is under way, no other begins, whoever asks."""
 
     def __init__(self, read: Callable[[], T], limit: float = times.FIGURES_LIMIT) -> None:
         self._read = read
@@ -46,15 +46,16 @@ class Source(Generic[T]):
 
     async def value(self) -> T | None:
         """Return what is read; None while it hangs, and where it fails."""
-        if self._pending is None:
-            self._pending = in_background(self._read)
         pending = self._pending
+        if pending is None:
+            pending = self._pending = in_background(self._read)
         if pending is None:  # `pids.max` allows no thread
             return None
         await asyncio.wait([pending], timeout=self._limit)
         if not pending.done():
             return None
-        self._pending = None
+        if self._pending is pending:  # else another caller has begun the next
+            self._pending = None
         return None if pending.exception() else pending.result()
 
     @property
@@ -67,7 +68,9 @@ class Sources:
     """What this node's figures are read from; a test replaces them."""
 
     def __init__(self, plan: Plan, run_folder: Callable[[], Path]) -> None:
-        self.gpus = gpu_reader(plan)
+        nvml = NvmlReader()
+        self.gpus = gpu_reader(plan, nvml)
+        self.gpu_holders: Callable[[], Mapping[int, Sequence[str]]] = nvml.holders
         self.memory: Callable[[], HostMemory] = read_host_memory
         self.network = NetworkReader().read
         self.programs: Callable[[], Mapping[str, int]] = memory_by_program
@@ -81,13 +84,15 @@ class Sources:
         return read_disks(filter(None, [*folders, self._plan.facts.temp]))
 
 
-def gpu_reader(plan: Plan) -> Callable[[], tuple[Sequence[GpuFigures], str]] | None:
+def gpu_reader(
+    plan: Plan, nvml: NvmlReader
+) -> Callable[[], tuple[Sequence[GpuFigures], str]] | None:
     """Return the reader of this node's GPUs; None without one."""
     facts = plan.facts
     if not facts.gpus:
         return None
     if facts.gpu_maker == "nvidia":
-        return NvmlReader().read
+        return nvml.read
     if facts.gpu_maker == "amd":
         return partial(read_amd, plan.environ.get("PATH"))
     return None
@@ -105,7 +110,9 @@ class NodeFigures:
         self._job_gpus = job_gpus  # their numbers; None where services have none of their own
         self.newest: Figures | None = None
         self._now = now
-        self._gpus = None if sources.gpus is None else Source(sources.gpus)
+        self.gpus = None if sources.gpus is None else Source(sources.gpus)
+        self.gpu_holders = Source(sources.gpu_holders)
+        """The processes with memory of each GPU; asked only where that memory is not free."""
         self._memory = Source(sources.memory)
         self._network = Source(sources.network)
         self._disks = Source(sources.disks)
@@ -127,8 +134,8 @@ class NodeFigures:
         read: dict[str, object] = {}
 
         async def read_gpus() -> None:
-            if self._gpus is not None:
-                read["gpus"], read["gpu_fault"] = await self._read_gpus(self._gpus)
+            if self.gpus is not None:
+                read["gpus"], read["gpu_fault"] = await self._read_gpus(self.gpus)
 
         async def read_memory() -> None:
             memory = await self._memory.value()

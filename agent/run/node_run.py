@@ -191,7 +191,9 @@ class NodeRun:
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
         sources = effects.machine.figures(plan, lambda: folder.path)
         self.figures = NodeFigures(sources, self.now, self.job_gpus)
-        self.gpu_memory = GpuMemory(plan, job_gpus=self.job_gpus)
+        self.gpu_memory = GpuMemory(
+            plan, self.figures.gpus, self.figures.gpu_holders, self.job_gpus
+        )
         self.stats = NodeStats(
             redactor.clean, lambda: self.figures.newest, lambda: self.caches.state
         )

@@ -12,9 +12,12 @@ from msgspec.structs import replace
 from agent.node.figures import GpuFigures
 from agent.run import gpu_memory
 from agent.run.gpu_memory import GpuMemory, held_gpus, visible_gpus, what_to_end
+from agent.run.node_figures import Source
 from support.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from agent.plan.plan import Plan
 
 FREE = GpuFigures(0, memory_used=500, memory_total=80_000)
@@ -60,11 +63,14 @@ class Node:
             self.readings += 1
             return (next(readings),), ""
 
-        monkeypatch.setattr(gpu_memory, "gpu_reader", lambda _plan: read)
         monkeypatch.setattr(
             gpu_memory, "say", lambda sentence, level="": self.said.append(f"{level} {sentence}")
         )
-        self.memory = GpuMemory(plan, lambda: {0: ["python3, pid 4711"]})
+
+        def holders() -> Mapping[int, Sequence[str]]:
+            return {0: ["python3, pid 4711"]}
+
+        self.memory = GpuMemory(plan, Source(read), Source(holders))
 
 
 @pytest.fixture
@@ -129,6 +135,6 @@ def test_a_service_may_hold_memory(monkeypatch: pytest.MonkeyPatch, reward: str)
 def test_a_node_without_gpus_waits_for_nothing() -> None:
     """Nothing is read there."""
     plan = plan_of({"RAY_WORKER": "0"}, command=["train"])
-    memory = GpuMemory(plan, lambda: pytest.fail("no GPU"))
+    memory = GpuMemory(plan, None, Source(lambda: pytest.fail("no GPU")))
     anyio.run(memory.look_at_start)
     anyio.run(memory.await_free)

@@ -16,7 +16,7 @@ from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.node.read_figures import HostMemory
 from agent.port.protocol import Report, WorkerStats
 from agent.run import node_figures
-from agent.run.node_figures import NodeFigures, Source, gpu_reader
+from agent.run.node_figures import NodeFigures, Source
 from agent.run.node_run import NodeStats
 from support.fake_runs import status_of
 from support.heads import Trace, goal, reported
@@ -34,6 +34,7 @@ def sources(**changed: Callable[[], Any]) -> Any:  # noqa: ANN401 - stands for S
     """Return sources with these readers in place of healthy ones."""
     healthy: dict[str, Callable[[], Any]] = {
         "gpus": lambda: ((WORK,), ""),
+        "gpu_holders": dict,
         "memory": lambda: HostMemory(3, 9),
         "network": lambda: (10.0, 20.0),
         "disks": lambda: (DiskFigures("/tmp", 1, 2),),
@@ -68,7 +69,7 @@ def test_a_hung_driver_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def look() -> None:
         figures = NodeFigures(sources(gpus=hang), lambda: 60.0)
-        figures._gpus = Source(hang, 0.05)  # noqa: SLF001 - the limit of six seconds
+        figures.gpus = Source(hang, 0.05)  # instead of six seconds
         for _ in range(3):
             await figures.read()
             assert figures.newest is not None
@@ -77,7 +78,7 @@ def test_a_hung_driver_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
             assert figures.newest.host_memory_total == 9
         assert len(calls) == 1
         go_on.set()
-        figures._gpus = Source(lambda: ((WORK,), ""))  # noqa: SLF001
+        figures.gpus = Source(lambda: ((WORK,), ""))
         await figures.read()
         assert figures.newest is not None
         assert len(figures.newest.gpus) == 1
@@ -101,11 +102,38 @@ def test_a_hung_source_is_called_again_after_it_returned() -> None:
     anyio.run(look)
 
 
+def test_who_asks_meanwhile_gets_the_same_value() -> None:
+    """Figures and the wait for free memory ask one driver; the next call is a new one."""
+    calls = []
+    go_on = threading.Event()
+
+    def read() -> int:
+        calls.append(go_on.wait(20))
+        return len(calls)
+
+    async def ask() -> None:
+        source = Source(read, 20.0)
+        values = []
+
+        async def add() -> None:
+            values.append(await source.value())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(add)
+            tasks.start_soon(add)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+        assert values == [1, 1]
+        assert await source.value() == 2
+
+    anyio.run(ask)
+
+
 def test_the_readers_of_a_plan() -> None:
     """A node without GPUs reads none; its own threads read the rest."""
     plan = plan_of({})
-    assert gpu_reader(plan) is None
     real = node_figures.Sources(plan, lambda: Path("/tmp"))
+    assert real.gpus is None
     figures = NodeFigures(real, lambda: 60.0)
     anyio.run(figures.read)
     assert figures.newest is not None
