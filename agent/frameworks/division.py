@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.frameworks.pace import ASSUMED_MEMORY, SCORED, TRAINED, average, speed_of
-from agent.frameworks.recipe import WEIGHT
+from agent.frameworks.recipe import WEIGHT, shape_of
 from agent.frameworks.sizing import least_engine
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def propose(
     shortest where the division follows the square roots of both.
     """
     if model is None:
-        return Division(Fraction(1, 2), "half, since the model's size is not known")
+        return Division(Fraction(1, 2), "half, since the model's name says no size")
     times = generating_time(model, longest, engine, gpu_memory or ASSUMED_MEMORY)
     weight = sqrt(times) if in_turns else times
     exact = weight / (1 + weight)
@@ -78,15 +78,19 @@ def propose(
 def division_for(
     framework: FrameworkInfo,
     words: Sequence[str],
-    model: ModelShape | None,
+    model: str,
     tensor_parallel: int | None,
 ) -> Division:
-    """Propose a division for a framework whose recipes bring a group that generates."""
+    """Propose a division for a framework whose recipes bring a group that generates.
+
+    The model's size is that in its name: each node divides the nodes, and some may lack its files.
+    """
     if framework.answers is None:
         return propose(None, 0, 1)
     longest, in_turns = framework.answers.read(words)
-    engine = tensor_parallel or least_engine(model)
-    return propose(model, longest, engine, in_turns=in_turns)
+    shape = shape_of(model, None)
+    engine = tensor_parallel or least_engine(shape)
+    return propose(shape, longest, engine, in_turns=in_turns)
 
 
 def generating_time(model: ModelShape, longest: int, engine: int, memory: float) -> float:

@@ -120,7 +120,7 @@ def make(asked: RecipeInput) -> Command:
     argv = train if not model_args else (*_SHELL, model_args, *train)
     total = arguments.count("global-batch-size")
     batch = f"batch {total} = {count_of(prompts, 'prompt')} × {group}"
-    division = division_for(SLIME.framework, asked.args, asked.basis.model, asked.tensor_parallel)
+    division = division_for(SLIME.framework, asked.args, asked.model, asked.tensor_parallel)
     described = f"{model_args} of slime's folder describes the model to Megatron" * bool(model_args)
     notes = (
         f"{count_of(world, 'GPU')} train {copies} × the model; {batch}",

@@ -40,7 +40,8 @@ def recipe_tables(
     if known is None or not recipe_of(known).FRAMEWORK.services:
         return {}
     framework = recipe_of(known).FRAMEWORK
-    division = division_for(framework, settings.job_args, model, settings.tensor_parallel)
+    name = settings.model or ""
+    division = division_for(framework, settings.job_args, name, settings.tensor_parallel)
     values = {
         "{model}": shlex.join(model_words(settings)),
         "{tensor_parallel}": str(settings.tensor_parallel or least_engine(model)),

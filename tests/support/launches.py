@@ -310,7 +310,11 @@ def pods(folder: Path, template: dict[str, Any], platform: str, nodes: int) -> l
 
 def leader_worker_sets(folder: Path) -> list[Launch]:
     """Return the pods of a LeaderWorkerSet that trains and of one whose pods stand alone."""
-    trainer, rollout = (one["spec"] for one in documents("kubernetes/groups.yaml"))
+    trainer, rollout = (
+        one["spec"]
+        for one in documents("kubernetes/groups.yaml")
+        if one["kind"] == "LeaderWorkerSet"
+    )
     assert rollout["leaderWorkerTemplate"]["size"] == 1
     trainers = trainer["leaderWorkerTemplate"]["size"]
     nodes = trainers + rollout["replicas"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
+from agent.base.text import parse_toml
 from agent.base.versions import version_text
 from agent.cli.recipe_verb import node_sizes, recipe_command, services_of
 from agent.cli.start_files.request import Folders, Request, job_variables
@@ -19,8 +20,10 @@ from agent.settings import load
 from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from agent.job.groups import NodeGroup
 
 _FOLDERS = Folders("/data", "/code", "/checkpoints")
 _USUAL_MEMORY = 80  # GB of a GPU, where nothing says more
@@ -66,10 +69,12 @@ def with_groups(request: Request, services: Path | None) -> Request:
     """
     settings = load(_variables(request, services), request.command or None).settings
     file = services_of(settings, request.command or None, None)
+    groups = place_groups(file.groups, request.nodes)
+    text = services.read_text(encoding="utf-8") if services is not None else ""
     request = replace(
         request,
-        services=services.read_text(encoding="utf-8") if services is not None else "",
-        groups=place_groups(file.groups, request.nodes),
+        services=_with_division(text, groups),
+        groups=groups,
         shares_weights=any(spec.weights in FRONTED for spec in file.services),
     )
     trainers = request.parts[0][1]
@@ -77,6 +82,23 @@ def with_groups(request: Request, services: Path | None) -> Request:
         listed = " and ".join(f"{group.nodes} of {group.name}" for group in request.groups)
         raise ValueError(f"--nodes {request.nodes}: no node trains beside {listed}")
     return request
+
+
+def _with_division(text: str, groups: Iterable[NodeGroup]) -> str:
+    """Return a file of services with how many nodes the recipe's groups have.
+
+    The platform is asked for so many, whatever model and arguments are set later.
+    """
+    own = parse_toml(text).get("groups", {})
+    for group in groups:
+        if group.part is None or "nodes" in own.get(group.name, {}):
+            continue
+        if group.name in own:
+            raise ValueError(f"[groups.{group.name}] lacks nodes = {group.nodes}, or as you like")
+        why = "# How many nodes generate: the recipe's estimate"
+        table = f"{why}\n[groups.{group.name}]\nnodes = {group.nodes}\n"
+        text = f"{text.rstrip()}\n\n{table}" if text else table
+    return text
 
 
 def _variables(request: Request, services: Path | None) -> dict[str, str]:

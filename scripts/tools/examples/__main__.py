@@ -27,7 +27,9 @@ ALONE = {
     "skypilot/groups.yaml",
     "kubernetes/groups.yaml",
 }
-"""The examples beside which nothing stays: it is as beside the others of their platform."""
+"""The examples beside which nothing stays: it is as beside the others of their platform, or the
+`services.toml` with the nodes of each group.
+"""
 
 
 def commands() -> dict[str, list[str]]:
@@ -64,7 +66,7 @@ def place_of(name: str, path: str, words: list[str]) -> str | None:
     if name == "once.sh" and path not in ONCE:
         return None
     if name == "services.toml":
-        return SERVICES
+        return None if path in ALONE else SERVICES
     if name == "fetch.sh" and path not in ALONE:
         return str(example.with_name(f"{example.stem}-fetch.sh"))
     is_main = name == example.name or name.startswith((f"{words[2]}.", "loop."))

@@ -183,7 +183,7 @@ def test_leader_worker_sets(tmp_path: Path) -> None:
     """The trainer's pods are started again together, each engine's pod alone."""
     words = ("kubernetes", *SLIME, "--group-nodes", "cloud.google.com/gke-spot=true")
     text = written(tmp_path / "a", *words)["lws.yaml"]
-    trainer, rollout = yaml.safe_load_all(text)
+    trainer, rollout, _ = yaml.safe_load_all(text)
     assert trainer["metadata"]["name"] == "slime-grpo"
     assert trainer["spec"]["leaderWorkerTemplate"]["size"] == 2
     assert rollout["metadata"]["name"] == "slime-grpo-rollout"
@@ -263,6 +263,24 @@ def test_the_split_of_a_recipe_is_the_users(tmp_path: Path) -> None:
     assert "--nodes=3" in rollout
 
 
+def test_the_estimate_is_written_down(tmp_path: Path) -> None:
+    """The platform is asked for so many nodes: other arguments must not change it later."""
+    six = ("slime-grpo", "--nodes", "6", "--gpus", "8")
+    words = ("slurm", *six, "--container", "pyxis", "--group-nodes", "cheap")
+    for folder, model, nodes in (("a", "Qwen3-8B", 3), ("b", "Qwen3-30B-A3B", 4)):
+        files = written(tmp_path / folder, *words, "--model", f"Qwen/{model}")
+        _, rollout = directives(files["slime-grpo.sbatch"])
+        assert f"--nodes={nodes}" in rollout
+        assert files["services.toml"].endswith(f"[groups.rollout]\nnodes = {nodes}\n")
+        assert "export AGENT_SERVICES=$PWD/services.toml" in files["slime-grpo.sbatch"]
+
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[services.engine]\nready.within = '1h'\n")
+    text = written(tmp_path / "c", *words, "--services", str(mine))["services.toml"]
+    assert text.startswith(mine.read_text())
+    assert text.endswith("[groups.rollout]\nnodes = 4\n")
+
+
 # --- refusals ----------------------------------------------------------------------------------
 
 
@@ -296,6 +314,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
     for words, expected in rows:
         assert expected in refused(tmp_path, capsys, *words), words
+    file.write_text("[groups.rollout]\nmin = 1\n")
+    lacks = "[groups.rollout] lacks nodes = 2, or as you like"
+    assert lacks in refused(tmp_path, capsys, "slurm", *SLIME, "--container", "pyxis", *given)
     file.write_text(SERVICES.replace("gpus = 2", "gpus = 'two'"))
     assert "[services.engine]" in refused(
         tmp_path, capsys, "dstack", *OWN, *given, *COMMAND, code=78

@@ -61,7 +61,7 @@ def test_each_side_has_a_node(part: str, nodes: int, engines: int) -> None:
     """Parts are rounded down, as those of groups."""
     proposed = propose(None, 1024, 1)
     assert proposed.part == Fraction(1, 2)
-    assert "not known" in proposed.why
+    assert proposed.why.startswith("half")
     assert proposed.__class__(Fraction(part), "").of(nodes) == engines
 
 
@@ -77,12 +77,12 @@ def test_each_side_has_a_node(part: str, nodes: int, engines: int) -> None:
 )
 def test_slimes_words_say_how_much_it_generates(words: list[str], part: str) -> None:
     """Without `--train-async` trainer and engines take turns."""
-    division = division_for(framework_named("slime"), words, model("Qwen2.5-7B"), None)
+    division = division_for(framework_named("slime"), words, "org/Qwen2.5-7B", None)
     assert division.part == Fraction(part)
 
 
-def test_a_framework_without_such_words_gets_half() -> None:
-    """Its recipes bring no group that generates."""
-    assert division_for(framework_named("verl"), [], model("Qwen2.5-7B"), None).part == Fraction(
-        1, 2
-    )
+def test_without_a_size_in_its_name_half_of_the_nodes_generate() -> None:
+    """As for a framework whose recipes bring no group that generates."""
+    for framework, name in (("slime", "/v/my model"), ("verl", "Qwen2.5-72B")):
+        division = division_for(framework_named(framework), [], name, None)
+        assert division.part == Fraction(1, 2)
