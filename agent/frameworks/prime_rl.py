@@ -115,7 +115,7 @@ def make(asked: RecipeInput) -> Command:
         )
     )
 
-    division = division_for(FRAMEWORK, asked.args, asked.basis.model, asked.tensor_parallel)
+    division = division_for(FRAMEWORK, asked.args, asked.model, asked.tensor_parallel)
     file = ("@", own_file) if own_file else ()
     script = ("bash", str(_SCRIPT), asked.checkpoints, _ROUTER, _ENGINES)
     return Command(
