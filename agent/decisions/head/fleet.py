@@ -87,7 +87,9 @@ class Worker(Value):
             return NodeState.LOST
         if self.silent:
             return NodeState.SILENT
-        return NodeState.JOINED if counts else NodeState.BOOTING
+        # A node that joins no Ray is part of the run once its steps are done.
+        is_beside = self.service_only and not (self.preparing or self.refused)
+        return NodeState.JOINED if counts or is_beside else NodeState.BOOTING
 
     @property
     def label(self) -> str:

@@ -21,6 +21,7 @@ from agent.port.client import KeepaliveConnector
 from agent.port.node_network import bind
 from agent.processes.waiting import NotYet, until
 from agent.run.silent_nodes import watch_silent_workers
+from support.groups import UP, a_goal, left, says
 from support.heads import (
     PAIR,
     RAY_UP,
@@ -68,6 +69,20 @@ def state_of(trace: Trace) -> NodeState:
 def test_how_a_node_stands(history: History, state: NodeState) -> None:
     """One state per node, as in the status."""
     assert state_of(Trace(goal(1), history)) is state
+
+
+@pytest.mark.parametrize(
+    ("history", "state"),
+    [
+        ([(3.0, says(2, "pending", "pending"))], NodeState.JOINED),
+        ([(3.0, says(2, "ready", "ready"))], NodeState.JOINED),
+        ([(3.0, says(2, "ready", "ready")), (9, AGENT_ONLY)], NodeState.SILENT),
+        ([(3.0, left(2))], NodeState.LEFT),
+    ],
+)
+def test_how_a_node_of_a_group_stands(history: History, state: NodeState) -> None:
+    """It joins no Ray, and is part of the run as soon as it reports; its members have states."""
+    assert state_of(Trace(a_goal(), [*UP, *history])) is state
 
 
 def test_a_dead_node_does_not_count_for_its_successor() -> None:
