@@ -86,11 +86,6 @@ def is_kept_from_ray(groups: Iterable[NodeGroup], name: str, rank: int | None) -
     return not named.ray or is_spare
 
 
-def nodes_outside_ray(groups: Iterable[NodeGroup]) -> int:
-    """Return how many nodes join no Ray, since their group does not."""
-    return sum(group.nodes for group in groups if not group.ray)
-
-
 def nodes_in_ray(groups: Iterable[NodeGroup]) -> int:
     """Return how many nodes of groups join Ray."""
     return sum(group.nodes for group in groups if group.ray)
