@@ -136,9 +136,9 @@ def test_a_node_whose_volume_is_lost(tmp_path: Path) -> None:
     assert again.sentence.startswith("from this node's own disk; no archive of this kind")
 
 
-def test_ten_runs_at_once(tmp_path: Path) -> None:
+def test_five_runs_at_once(tmp_path: Path) -> None:
     """A whole archive stays, and no part of one."""
-    places = [writing_node(tmp_path, f"node{n}", f"triton/{n}/x") for n in range(10)]
+    places = [writing_node(tmp_path, f"node{n}", f"triton/{n}/x") for n in range(5)]
     programs = [started("save", place) for place in places]
     lines = [last_line(program, UNCHANGED) for program in programs]
     for program, line in zip(programs, lines, strict=True):
