@@ -24,6 +24,7 @@ tries are lost. A killed agent on a running machine refuses the connection at on
 AGENT_SILENT = REPLY_HELD + 5.0  # A worker with an older report may be replaced at its address.
 HOLDER_REPORTS = 5.0  # For an agent to report whose address or rank another one has; then again.
 SILENT_WITHOUT_RAY = 15.0  # With torchrun such a worker is lost; with Ray, GCS decides as well.
+RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 GCS_REPORTS_LOSS = 75.0
 """GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60). Waited
 for on a given Ray, whose nodes may be unreachable for the agent.

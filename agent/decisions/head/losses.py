@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_state import Turn
     from agent.decisions.shared import ItemReport
 
-_RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 _LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
 MAX_NODES_BY_NAME = 20_000  # how many nodes of an attempt are kept by name, the newest
 
@@ -227,15 +226,15 @@ def recent_loss(state: HeadState, now: float) -> str:
     """
     if state.ray.item.step is Step.LOST:
         return ray_lost_outcome(state).reason
-    engine = lost_engine(state)
-    if engine:  # the job fails once it needs it: at the next weight sync, or the next request
-        return engine
-    lost_at = state.losses.last_at
     ended_at = state.job.ended_at
     if ended_at is None:
         ended_at = now
+    engine = lost_engine(state, ended_at)
+    if engine:  # the job fails once it needs it: at the next weight sync, or the next request
+        return engine
+    lost_at = state.losses.last_at
     late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else _LOSS_NOTICED
-    if lost_at is None or not ended_at - _RECENT_LOSS < lost_at <= ended_at + late:
+    if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
         return ""
     return state.losses.last
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.text import duration_text, first_names, in_url
 from agent.decisions.head.member_states import GroupMember, MemberState, reasons_text
-from agent.decisions.shared import Shortage, Step, Wait
+from agent.decisions.shared import HERE, Shortage, Step, Wait
 from agent.job.front_protocol import Slot
 from agent.job.groups import nodes_in_ray
 from agent.job.services import FRONTED, front_port, member_index, service_of
@@ -400,11 +400,21 @@ def lacks_weights(state: HeadState, key: Key, item: Item) -> bool:
     return known.get(_engine(state, key)) != item.generation
 
 
-def lost_engine(state: HeadState) -> str:
-    """Return the member without which the running attempt cannot go on, and why, or ''.
+def lost_engine(state: HeadState, ended_at: float) -> str:
+    """Return through which loss of engines a job that ended then may have failed, or ''.
 
-    It had the attempt's weights by NCCL: no other process can take its place in the group of ranks.
+    Either a member had the attempt's weights by NCCL: no other process can take its place in the
+    group of ranks. Or a front does not run, or has just been started again: the job's requests
+    broke with it.
     """
+    for spec in (spec for spec in state.goal.services if spec.is_front):
+        item = state.services.by_key.get((HERE, spec.name))
+        is_up = item is not None and item.step is Step.READY
+        came_back = [outage.until for outage in state.durable.outages_of(spec.name, HERE)]
+        after = ended_at - times.RECENT_LOSS
+        if not is_up or any(until is not None and until > after for until in came_back):
+            return f"{spec.name} was lost, and the job's requests with it"
+
     had_weights = state.attempt.engines
     for group in state.goal.groups if had_weights else ():
         for spec in services_of(state, group):

@@ -310,7 +310,7 @@ def _end_of_job(state: HeadState, now: float) -> HeadState | None:
             return state.enter(HeadPhase.JUDGING, now).do(h.Ask(h.AskNodes(state.attempt.id)))
         return end_attempt(state, losses.attempt_end(state, report, now), now)
     if state.goal.by_shares and shares.job_report(state) is not None:
-        end = shares.shares_verdict(state)
+        end = shares.shares_verdict(state, now)
         if state.shares.is_settled:
             return end_attempt(state, end, now)
         text = f"{end.reason}: stopping the job on the other nodes"
@@ -497,7 +497,7 @@ def stopping(state: HeadState, _event: HeadEvent, now: float) -> HeadState:
 
     # Shares that ended since the stop began may have failed earlier.
     if state.goal.by_shares and verdict.is_jobs_verdict:
-        verdict = shares.shares_verdict(state)
+        verdict = shares.shares_verdict(state, now)
     want = state.job.want
     is_canceled = job is not None and job.never and want is not None and want.may_submit
     if is_canceled and not attempts.may_be_retried(verdict):

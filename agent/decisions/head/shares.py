@@ -140,7 +140,7 @@ def absent_share_nodes(state: HeadState) -> str:
     return listed(share.node for key, share in shares.by_node.items() if key in shares.absent)
 
 
-def shares_verdict(state: HeadState) -> Outcome:
+def shares_verdict(state: HeadState, now: float) -> Outcome:
     """Return the end of an attempt whose shares have all ended or are absent.
 
     A node that cannot report the end of its share was lost, and other failures follow from that.
@@ -153,7 +153,7 @@ def shares_verdict(state: HeadState) -> Outcome:
     verdict = attempts.verdict_of(report, state.losses.last)
 
     # Did it fail since it has lost an engine, which a further attempt has again?
-    engine = lost_engine(state)
+    engine = lost_engine(state, now)
     if engine and verdict.kind is ends.Kind.JOB_FAILED and state.another_follows:
         return ends.FAILED_AFTER_LOSS.outcome(loss=engine, failure=verdict.reason)
     return verdict

@@ -21,7 +21,7 @@ from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import HERE, RAY, ItemReport, Step, Want
 from agent.frameworks.recipe import NodeSize
 from agent.job.groups import NodeGroup
-from agent.job.services import Placeholders
+from agent.job.services import Placeholders, front_of
 from agent.job.share import ShareEnd
 from support.groups import (
     ENGINE,
@@ -36,7 +36,18 @@ from support.groups import (
     left,
     says,
 )
-from support.heads import REWARD_SPEC, SUBMITTED, TICK, Trace, goal, job, nodes, reported
+from support.heads import (
+    REWARD_SPEC,
+    SUBMITTED,
+    TICK,
+    Trace,
+    goal,
+    job,
+    lost,
+    nodes,
+    ready,
+    reported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -305,7 +316,33 @@ def test_a_launchers_job_that_fails_without_such_a_member(step: str, culprit: st
         goal=replace(trace.state.goal, shares_by="torchrun"),
         shares=h.JobShares({HERE: failed}),
     )
-    assert shares_verdict(state).culprit == culprit
+    assert shares_verdict(state, 8.0).culprit == culprit
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "phase"), [(7.0, "booting"), (None, "leaving"), (-60.0, "leaving")]
+)
+def test_a_job_that_fails_as_its_front_has_ended(ended_at: float | None, phase: str) -> None:
+    """It is a loss: the job's requests broke. One long after, or without such an end, is none."""
+    engine_goal = a_goal(weights="sglang")
+    (engine,) = engine_goal.services
+    begin = [*UP, (2.5, ready("engine-front")), *RUNS]
+    trace = Trace(replace(engine_goal, services=(front_of(engine), engine)), begin)
+    if ended_at is not None:
+        trace.take(lost("engine-front", "exit code 137 (SIGKILL)"), 7.0)
+        trace.take(ready("engine-front", 2), 8.0)
+    trace.take(job("FAILED", 1), 9.0 if ended_at is None else 16.0 - ended_at)
+    assert trace.state.phase.value == phase
+
+
+def test_a_job_that_fails_as_head_and_front_have_ended() -> None:
+    """The head's next agent has seen no end of the front, which does not run: a loss, too."""
+    engine_goal = a_goal(weights="sglang")
+    (engine,) = engine_goal.services
+    with_front = replace(engine_goal, services=(front_of(engine), engine))
+    before = Trace(with_front, [*UP, (2.5, ready("engine-front")), *RUNS]).state.durable
+    trace = Trace(with_front, [*UP, (3.0, job("RUNNING")), (4.0, job("FAILED", 1))], before)
+    assert trace.state.phase.value == "booting"
 
 
 def test_a_spare_of_a_group() -> None:
