@@ -10,6 +10,8 @@
 3. The trainer updates each member that is up by itself. The front repeats what a member missed: it
    is refitting until it has loaded the newest update.
 4. A pause, resume or update without an answer leaves it unknown what a member has: it is stale.
+   An update that it refuses while others load it is its own failure, and is sent again once. The
+   trainer is answered with a refusal if none has loaded it.
 
 All functions here are pure: a front, an event and the time become the next front. The server
 compares the two: `sentences` is the log, `lost` says whose requests go to others, `due` what it
@@ -75,7 +77,7 @@ class Member(Value):
     is_refitting: bool = False
     refit_after: float = 0.0
     refused: int = START
-    """The number of an update that it refused: it gets that one only from the trainer."""
+    """The number of an update that it refused as a refit: the front does not send it again."""
     refits: int = 0
     is_unreachable: bool = False
     is_mute: bool = False
@@ -225,7 +227,7 @@ def transition(front: Front, event: Event, now: float) -> Front:
 def _after(member: Member, event: VerbEnded | RefitEnded | Reached | Wedged, now: float) -> Member:
     """Return a member after an event of its process."""
     if isinstance(event, VerbEnded):
-        return _after_verb(member, event)
+        return _after_verb(member, event, now)
     if isinstance(event, RefitEnded):
         return _after_refit(member, event, now)
     if isinstance(event, Reached):
@@ -296,17 +298,18 @@ def _without(folders: tuple[str, ...], removed: str) -> tuple[str, ...]:
     return tuple(folder for folder in folders if folder != removed)
 
 
-def _after_verb(member: Member, event: VerbEnded) -> Member:
+def _after_verb(member: Member, event: VerbEnded, now: float) -> Member:
     if event.kind == "update":
         member = replace(member, loading=max(0, member.loading - 1))
         if event.result == "done":
             return _loaded(member, event.number, event.version)
-        refused = event.number if event.result == "refused" else member.refused
+        # Refused: its view of the disk may be older than others'; later it may find the folder.
+        pause = REFIT_PAUSE if event.result == "refused" else 0.0
         hangs = event.result == "late"  # another update would hang, too, and the trainer with it
         return replace(
             member,
             loaded=UNKNOWN,
-            refused=refused,
+            refit_after=now + pause,
             is_wedged=member.is_wedged or hangs,
             why=event.why,
         )
@@ -360,6 +363,19 @@ def due(front: Front, now: float) -> Iterator[Member]:
             and now >= member.refit_after
         ):
             yield member
+
+
+def is_loadable(front: Front, number: int, now: float) -> bool | None:
+    """Return whether a member has loaded an update; None while one still may."""
+    members = front.members.values()
+    if any(member.loaded >= number for member in members):
+        return True
+    newest = front.newest
+    is_sent_to_all = newest is None or now >= newest.at + TRAINER_SENDS
+    others_follow = not is_sent_to_all and any(
+        member.takes_verbs and member.sent < number for member in members
+    )
+    return None if others_follow or any(member.loading for member in members) else False
 
 
 def superseded(front: Front, keep: int) -> Iterator[str]:

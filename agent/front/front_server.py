@@ -6,7 +6,8 @@
    member ends before its reply is sent to another; where none serves, it is held.
 3. Verbs of the trainer (weight_dialects.py) go to exactly their member. For one that is down, hangs
    or breaks the connection the front answers with 200, and the member is stale: it serves again
-   only after the front has sent it the newest update.
+   only after the front has sent it the newest update. So it does for one that refuses an update
+   which others have loaded.
 4. A member that answers no request although others do is reported as wedged: the agent restarts it.
 
 front_members.py decides who serves, front_traffic.py who is wedged; here is what acts.
@@ -45,6 +46,7 @@ from agent.front.front_members import (
     VerbEnded,
     Wedged,
     due,
+    is_loadable,
     lost,
     sentences,
     silent,
@@ -132,6 +134,9 @@ class FrontServer:
         self._front = memory.read(time.monotonic())
         self._serving: dict[int, Member] = {}
         self._changed = anyio.Event()
+        """Set when requests that are held can be sent."""
+        self._taken = anyio.Event()
+        """Set at each change."""
         self._none_serves_since = time.time()
         self._held = 0
         self._held_since: float | None = None
@@ -288,6 +293,8 @@ class FrontServer:
         if after == before:
             return
         self._front = after
+        self._taken.set()
+        self._taken = anyio.Event()
         for sentence in sentences(before, after):
             self._say(sentence)
         self._traffic.pause(is_paused=after.pause is not None, now=now)
@@ -521,10 +528,22 @@ class FrontServer:
         finally:
             if counts or ended.result == "late":
                 self._apply(ended)
-        if not isinstance(answer, MemberReply) or (counts and result == "lost"):
+        is_own_failure = counts and result == "lost"
+        if folder and result == "refused":
+            is_own_failure = await self._is_loaded(ended.number)
+        if not isinstance(answer, MemberReply) or is_own_failure:
             self._say(f"{member.slot.name}: the front answers {verb.path} for it: {why}")
             return _minimal(verb)
         return _as_reply(answer)
+
+    async def _is_loaded(self, number: int) -> bool:
+        """Wait until it is known whether any member loads an update, and return it."""
+        while True:
+            is_loaded = is_loadable(self._front, number, time.monotonic())
+            if is_loaded is not None:
+                return is_loaded
+            with anyio.move_on_after(LOOK):
+                await self._taken.wait()
 
     async def _send_verb(
         self, request: web.Request, verb: EngineVerb, member: Member, content: bytes

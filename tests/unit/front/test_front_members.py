@@ -233,11 +233,12 @@ def test_an_update_without_an_answer_is_sent_again() -> None:
     assert history.front.members[B].refits == 1
 
 
-def test_an_update_that_a_member_refuses_is_not_sent_again() -> None:
-    """The folder may be gone; the next version comes from the trainer."""
-    history = synced("7").update("8", (A, "done"), (B, "refused")).later(1000)
+def test_an_update_that_a_member_refuses_is_sent_again_once() -> None:
+    """Its disk may show the folder later than others'; then the next version comes."""
+    history = synced("7").update("8", (A, "done"), (B, "refused"))
     assert history.due == set()
     assert history.front.members[B].why == "told"
+    assert history.later(REFIT_PAUSE).refit(B, "refused").later(1000).due == set()
     assert history.update("9", (A, "done"), (B, "done")).states == ("serving 9", "serving 9")
 
 

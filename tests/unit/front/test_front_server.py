@@ -521,15 +521,34 @@ def test_a_verb_to_a_frozen_engine_ends_with_its_process(monkeypatch: pytest.Mon
     play(scenario)
 
 
-@pytest.mark.parametrize(("status", "passed_on"), [(400, 400), (500, 200)])
-def test_an_update_that_fails(status: int, passed_on: int) -> None:
-    """A 400 is the trainer's to know, such as a wrong folder; a 500 is the engine's own fault."""
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_update_that_fails_at_one_engine(status: int) -> None:
+    """It is the engine's own failure, since another has loaded it: it gets it again."""
 
     async def scenario(front: FrontUnderTest) -> None:
-        front.engines[0].statuses[UPDATE] = status
-        assert await front.update("1") == [passed_on, 200]
+        first, second = front.engines
+        first.statuses[UPDATE] = status
+        second.waits[UPDATE] = asyncio.Event()
+        updating = asyncio.create_task(front.update("1"))
+        await front.until(lambda: f"{status} " in front.of(0).why)
+        second.waits[UPDATE].set()
+        assert await updating == [200, 200]
         assert await front.generate(0) == "e1: 1"
-        assert f"{status} " in front.of(0).why
+        del first.statuses[UPDATE]
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert await front.generate(0) == "e0: 1"
+
+    play(scenario)
+
+
+def test_an_update_that_all_engines_refuse() -> None:
+    """It is the trainer's to know, such as a wrong folder; also of one that the trainer lacks."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        for engine in front.engines:
+            engine.statuses[UPDATE] = 400
+        assert await front.update("1") == [400, 400]
+        assert await front.update("2", 0) == [400]
 
     play(scenario)
 
