@@ -88,6 +88,11 @@ class Where(Value):
         """Return whether a node's rank says that it is one of them."""
         return self.kind in {"rank", "group"}
 
+    def may_include(self, group: str) -> bool:
+        """Return whether a rank may make a node one of them; `group` is what it names, or ''."""
+        is_other_group = self.kind == "group" and group not in {"", self.group}
+        return self.is_by_rank and not is_other_group
+
     def meets(self, other: Where) -> bool:
         """Return whether a node may be in both."""
         if self.is_by_rank and other.is_by_rank:

@@ -98,10 +98,11 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     is_head = topology.is_head
     split = split_gpus(services, settings, facts, environ, rank, is_head=is_head)
     at_this_rank = tuple(spec for spec in services if spec.where.includes(rank, is_head=is_head))
+    own_group = settings.group or platform.group
     at_any_rank = tuple(
         spec
         for spec in services
-        if spec in at_this_rank or (rank is None and spec.where.is_by_rank)
+        if spec in at_this_rank or (rank is None and spec.where.may_include(own_group))
     )
     here = split.members(at_this_rank)
     possible = split.members(at_any_rank)

@@ -188,14 +188,13 @@ class Plan(Value):
 
     @property
     def joins_cluster(self) -> bool:
-        """Return whether this node runs Ray or a share of the job, not only a service."""
-        is_service_only = self.topology.own_rank in service_only_ranks(self.all_services)
-        return not self.topology.is_idle and not is_service_only
+        """Return whether this node runs Ray or a share of the job, not only a service.
 
-    @property
-    def may_join_ray(self) -> bool:
-        """Return whether this node joins Ray, as far as it is known before the head gives ranks."""
-        return self.joins_cluster and not is_kept_from_ray(self.groups, self.own_group, None)
+        Before the head gives ranks a node without the name of a group may do so.
+        """
+        is_service_only = self.topology.own_rank in service_only_ranks(self.all_services)
+        is_of_group = is_kept_from_ray(self.groups, self.own_group, None)
+        return not (self.topology.is_idle or is_service_only or is_of_group)
 
     @property
     def own_group(self) -> str:

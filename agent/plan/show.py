@@ -244,7 +244,7 @@ def _cut(text: str, longest: int) -> str:
 def _waits_text(plan: Plan) -> str:
     """Return what the job waits for, or a worker; then which steps and services wait for others."""
     who = "this worker"
-    keys = {HEAD, PREPARE, JOIN} if plan.may_join_ray else {HEAD, PREPARE}
+    keys = {HEAD, PREPARE, JOIN} if plan.joins_cluster else {HEAD, PREPARE}
     if plan.topology.is_head:
         who = "readiness" if plan.job is None else "the job"
         keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *(spec.name for spec in plan.all_services)}

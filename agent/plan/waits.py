@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.base.text import duration_text
+from agent.base.text import duration_text, listed
 from agent.job.job import is_sized_by_links, prints_steps
 from agent.job.services import ON_EVERY, longest_waits
 from agent.plan.plan import PlannedWait
@@ -95,7 +95,8 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
         yield PlannedWait(spec.name, f"the {spec.name}{where}", spec.within, spec.deadline_variable)
     if workers or any(spec.where.is_by_rank for spec in services):
-        count = f"{workers} worker(s)"
+        by_rank = [spec.name for spec in services if spec.where.is_by_rank]
+        count = f"{workers} worker(s)" if workers else f"the nodes of {listed(by_rank)}"
         yield PlannedWait(WORKERS, count, settings.wait_workers, "AGENT_WAIT_WORKERS")
 
     # Checks before the job.

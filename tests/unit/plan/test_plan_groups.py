@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ports import DEFAULTS, port_map, ports_for_job, single_ports
-from agent.job.services import ServiceSpec, TcpProbe, control_port, digest
+from agent.job.services import ServiceSpec, TcpProbe, control_port, digest, service_of
 from agent.job.services_file import parse
 from agent.plan.make import make_plan
+from agent.plan.plan import RAY
 from agent.plan.plan_services import service_problems, with_places
 from agent.plan.show import summary
 from agent.platforms.rank_variables import SKYPILOT_PORTS
@@ -131,12 +132,12 @@ def test_jobs_with_neighboring_ids_have_ports_apart(apart: int) -> None:
     assert other.ready == TcpProbe(other.port)
 
 
-def planned(environ: dict[str, str]) -> Plan:
+def planned(environ: dict[str, str], text: str = FILE) -> Plan:
     """Return the plan of a node of a run with a group."""
     environ = {**environ, "AGENT_SERVICES": "s.toml"}
     loaded = load(environ, ["true"])
     topology = topology_of(environ)
-    read, _ = parse(FILE, "s.toml", loaded.settings)
+    read, _ = parse(text, "s.toml", loaded.settings)
     file = with_places(read, topology, loaded.settings)
     return make_plan(loaded, topology, MACHINE, environ, {}, file)
 
@@ -150,10 +151,37 @@ def planned(environ: dict[str, str]) -> Plan:
         ({**POD, "AGENT_GROUP": "rollout"}, 0),
     ],
 )
-def test_a_node_outside_ray_does_not_wait_for_it(own: dict[str, str], joins: int) -> None:
-    """The summary of a group's node names no wait for its Ray, by rank or by the group's name."""
-    (waits,) = [line.text for line in summary(planned(own)) if line.label.startswith("waits")]
+def test_a_node_outside_ray_does_not_start_one(own: dict[str, str], joins: int) -> None:
+    """The plan of a group's node has no Ray, by rank or by the group's name: no wait, no port."""
+    made = planned(own)
+    (waits,) = [line.text for line in summary(made) if line.label.startswith("waits")]
     assert waits.count("Ray on this node to join") == joins
+    assert [process.name for process in made.processes].count(RAY) == joins
+    assert any("Ray" in listener.who for listener in made.listeners) == bool(joins)
+
+
+@pytest.mark.parametrize(
+    ("named", "services"),
+    [
+        ({}, {"engine", "judge"}),
+        ({"AGENT_GROUP": "rollout"}, {"engine"}),
+        ({"AGENT_GROUP": "trainer"}, set()),
+    ],
+)
+def test_a_node_that_names_its_group_runs_its_services_alone(
+    named: dict[str, str], services: set[str]
+) -> None:
+    """Before the head gives ranks a node without a name may be of any group."""
+    judges = '[groups.judges]\nnodes = 1\n[services.judge]\nwhere = "judges"\ncommand = "j"\n'
+    made = planned({**POD, **named, "AGENT_NUM_GPUS": "2"}, f'{FILE}\n{judges}ready.log = "up"\n')
+    assert {service_of(spec.name) for spec in made.possible_services} == services
+
+
+def test_a_trainer_on_the_head_alone() -> None:
+    """The job waits for the nodes of the groups' services, not for workers."""
+    environ = {"RUNPOD_POD_ID": "head", "HEAD_POD_ID": "head", "EXPECTED_WORKERS": "4"}
+    waits = [wait.what for wait in planned(environ).waits if wait.key == "workers"]
+    assert waits == ["the nodes of engine"]
 
 
 def test_the_ports_of_a_front_are_shown_with_who_may_use_them() -> None:
