@@ -14,8 +14,8 @@
    trainer is answered with a refusal if none has loaded it.
 
 All functions here are pure: a front, an event and the time become the next front. The server
-compares the two: `sentences` is the log, `lost` says whose requests go to others, `due` what it
-sends.
+compares the two: `sentences` is the log, `lost` and `outdated` say whose requests go to others,
+`due` what it sends.
 """
 
 from __future__ import annotations
@@ -405,6 +405,17 @@ def lost(before: Front, after: Front) -> Iterator[int]:
             continue
         if successor.is_wedged != member.is_wedged:
             yield port
+
+
+def outdated(before: Front, after: Front) -> Iterator[int]:
+    """Yield the ports of members that have missed an update, as the trainer resumes.
+
+    What they still answer to older requests is of older weights, however late it comes.
+    """
+    if before.pause is not None and after.pause is None:
+        for port, member in after.members.items():
+            if member.loaded < after.needed:
+                yield port
 
 
 def silent(before: Front, after: Front) -> Iterator[tuple[int, bool]]:

@@ -3,7 +3,8 @@
 1. The agent sends which member stands behind which port, and whether it answers (`PUT /front`).
    Without the agent the front goes on with what it has.
 2. Data goes to the port's own member, else to the one with the fewest requests. A request whose
-   member ends before its reply is sent to another; where none serves, it is held.
+   member ends before its reply is sent to another, as is one whose member has missed an update when
+   the trainer resumes; where none serves, it is held.
 3. Verbs of the trainer (weight_dialects.py) go to exactly their member. For one that is down, hangs
    or breaks the connection the front answers with 200, and the member is stale: it serves again
    only after the front has sent it the newest update. So it does for one that refuses an update
@@ -48,6 +49,7 @@ from agent.front.front_members import (
     due,
     is_loadable,
     lost,
+    outdated,
     sentences,
     silent,
     superseded,
@@ -301,6 +303,8 @@ class FrontServer:
         for port in lost(before, after):
             self._cancel(port)
             self._loads.pop((port, before.members[port].process), None)
+        for port in outdated(before, after):
+            self._traffic.cancel(port)
         for port, is_cut_off in silent(before, after):
             # A frozen engine: the trainer waits no longer. One that loads may fail its probe, too,
             # but its node goes on to report.
@@ -449,7 +453,7 @@ class FrontServer:
         traffic = self._traffic
         with anyio.CancelScope() as scope:
             flight = traffic.begin(port, time.monotonic(), scope.cancel)
-            reply: web.StreamResponse | Exception = BrokenError("it was replaced, or is wedged")
+            reply: web.StreamResponse | Exception = BrokenError("it was replaced, is wedged, or missed an update")
 
             def note_byte() -> None:
                 traffic.note_byte(flight, time.monotonic())

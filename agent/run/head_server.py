@@ -226,6 +226,7 @@ class RunStatus:
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
         self._most_joined = 0  # workers in Ray at one time
+        self._beside: set[int] = set()  # ranks of nodes that join no Ray, and have reported
         self.job_lines = JobLines(run.redactor.clean, run.now)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
@@ -249,6 +250,10 @@ class RunStatus:
         if isinstance(event, Stalled):
             self.stalled = event
         if isinstance(event, WorkerReported):
+            worker = state.fleet.workers.get(event.worker.key)
+            rank = None if worker is None else worker.effective_rank
+            if rank is not None and rank in state.goal.service_only_ranks:
+                self._beside.add(rank)
             stats = self.worker_stats.get(event.worker.key)
             has_share = event.worker.key in state.shares.by_node
             if stats is not None and has_share and stats.attempt == state.attempt.number:
@@ -337,8 +342,8 @@ class RunStatus:
                 self.job_lines, self._run.utc, is_running=state.phase is HeadPhase.RUNNING
             ),
             curves=replace(self.job_lines.curves(), checkpoints=self.checkpoints.to_series()),
-            nodes_expected=state.goal.expected_workers + 1,
-            nodes_joined=self._most_joined + 1,
+            nodes_expected=state.goal.nodes,
+            nodes_joined=self._most_joined + 1 + len(self._beside),
             attempts_allowed=state.last_attempt_number,
             loss_seconds_left=self._loss_seconds_left(state, now),
             stall=self._stall(state),

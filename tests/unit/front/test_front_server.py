@@ -488,6 +488,34 @@ def test_nothing_of_a_node_that_is_cut_off_is_waited_for(monkeypatch: pytest.Mon
     play(scenario)
 
 
+@pytest.mark.parametrize("fault", ["cut off", "update fails"])
+def test_a_request_that_an_engine_has_from_before_an_update_it_missed(fault: str) -> None:
+    """Another one answers it once the trainer resumes: its own reply is of the older weights."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        first.waits["/generate"] = asyncio.Event()
+        waiting = front.begin(0)
+        await front.until(lambda: "/generate" in first.asked)
+        if fault == "cut off":
+            first.hangs.add("*")
+            first.answers = False
+            first.is_cut_off = True
+            await front.order()
+        else:
+            first.statuses[UPDATE] = 500
+        for slot in (0, 1):
+            await front.post(slot, PAUSE)
+        await front.update("2")
+        assert not waiting.done()
+        for slot in (0, 1):
+            await front.post(slot, RESUME)
+        assert await asyncio.wait_for(waiting, 5) == "e1: 2"
+
+    play(scenario)
+
+
 def test_an_update_that_others_have_ended_long_ago_is_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

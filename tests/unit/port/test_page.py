@@ -38,6 +38,7 @@ from agent.port.status_model import (
 from agent.record.run_folder import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 from support.fake_runs import status_of
+from support.groups import UP, a_goal, left, says
 from support.head_status import EVIL, SERVED, status_after
 from support.heads import (
     REWARD,
@@ -283,6 +284,17 @@ def test_the_status_counts_the_nodes_that_joined() -> None:
         status.apply_event(event)
         found = status.status()
         assert (found.nodes_joined, found.nodes_expected) == (joined, 4)
+
+
+def test_nodes_of_a_group_are_nodes_of_the_run() -> None:
+    """They join no Ray, and count once they have reported; a spare is one more."""
+    trace = Trace(a_goal(), UP)
+    status = status_of(trace.state, plan_of({}), get_state=lambda: trace.state)
+    for event, joined in ((says(2), 2), (says(3), 3), (says(5), 3), (left(3), 3)):
+        trace.take(event, 3.0)
+        status.apply_event(event)
+        found = status.status()
+        assert (found.nodes_joined, found.nodes_expected) == (joined, 3)
 
 
 def what_runs_of(status: RunStatus) -> WhatRunsStatus:
