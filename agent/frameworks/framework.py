@@ -112,6 +112,7 @@ class Preset(Value, forbid_unknown_fields=True):
 
     about: str
     image: str = ""  # '' where there is no public one
+    user: str = ""  # The user of that image, who may write to no volume; '' for root
     no_image: str = ""  # What an image needs, where there is no public one
     checkout: Checkout | None = None
     install: tuple[str, ...] = ()  # Shell commands that install the framework into the image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 
 def set_up(cluster: Cluster, shared: Path, steps: int) -> None:
-    """Install prime-rl's stand-ins on each pod, and ask for the recipe on three nodes."""
+    """Install prime-rl's stand-ins on each pod; one of the nodes generates, the others train."""
     for pod in cluster.pods:
         stand_in_prime_rl.install(pod.tmp / "bin", [str(REPO / "tests"), str(REPO)])
         (pod.tmp / "Qwen3-4B").mkdir()
+        (pod.tmp / "split.toml").write_text("[groups.rollout]\nnodes = 1\n")
     cluster.env |= {
+        "AGENT_SERVICES": "/tmp/split.toml",
         "AGENT_JOB": "prime-rl",
         "AGENT_MODEL": "/tmp/Qwen3-4B",
         "AGENT_TRAIN_DATA": "reverse-text",
@@ -84,6 +87,28 @@ def test_the_orchestrator_ends(cluster: Cluster, shared: Path) -> None:
     assert ends(again) == [0, 0, 0], again[0].tail()
     assert "environment reverse-text, step 4" in again[0].stdout()
     assert "resumes after step 4" in again[0].stdout() + again[0].stderr()
+
+
+@pytest.mark.pods(3)
+def test_a_node_that_trains_is_killed(cluster: Cluster, shared: Path) -> None:
+    """The next attempt resumes, with the same engines, once the node is back."""
+    set_up(cluster, shared, 16)
+    cluster.env |= {"AGENT_NODE_GRACE": "2s", "AGENT_JOB_RETRIES": "1"}
+    agents = cluster.agents()
+    head = agents[0]
+    head.wait_for("^step 6/", "stdout", timeout=BOOT)
+    engines = {p.host_pid for p in agents[2].processes() if "rehearsal-engine" in p.cmdline}
+    agents[1].kill()
+    again = cluster.agent(1)
+    head.wait_for("^step 12/", "stdout", timeout=BOOT)
+    still = {p.host_pid for p in agents[2].processes() if "rehearsal-engine" in p.cmdline}
+    assert still == engines
+    assert ends([head, again, agents[2]]) == [0, 0, 0], head.tail()
+    resumed = re.findall("environment reverse-text, step ([0-9]+)", head.stdout())
+    assert resumed[0] == "0"
+    assert int(resumed[1]) >= 4
+    assert [one["number"] for one in cluster.outcome(0)["attempts"]] == [1, 2]
+    assert stale_samples(head.stdout()) == 0
 
 
 def steps_of(shared: Path) -> list[Path]:

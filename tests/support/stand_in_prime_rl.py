@@ -24,10 +24,10 @@ TEXTS = {
 NUMBERS = {
     *("deployment.num-train-nodes", "deployment.gpus-per-node", "ckpt.interval", "ckpt.keep-last"),
     *("max-steps", "seq-len", "orchestrator.batch-size", "orchestrator.group-size"),
+    "orchestrator.env-server-base-port",
 }
 SWITCHES = {"inference", "trainer.model.full-offload"}
 """The flags of prime-rl 0.8.0 that the recipe may set."""
-PORT = "5001"  # Of the environment
 _PROGRAM = """#!{python}
 import sys
 
@@ -77,6 +77,7 @@ def rl(words: list[str]) -> None:
         "run": str(run),
         "steps": options.max_steps,
         "interval": options.ckpt_interval,
+        "port": str(options.orchestrator_env_server_base_port),
     }
     for name in ("orchestrator", "trainer", f"envs/train/{environment}"):
         (configs / f"{name}.json").write_text(json.dumps(config))
@@ -150,7 +151,7 @@ def orchestrator(words: list[str]) -> None:
     code = rehearsal_async.main(
         [
             *("--dialect", "prime-rl", "--engines", *urls, "--weights-dir", config["run"]),
-            *("--reward-url", f"http://127.0.0.1:{PORT}/get_reward"),
+            *("--reward-url", f"http://127.0.0.1:{config['port']}/get_reward"),
             *("--checkpoints", f"{config['run']}-state", "--steps", str(config["steps"])),
             *("--seconds-per-step", "0.5", "--samples", f"{config['run']}/samples.jsonl"),
         ]
@@ -177,9 +178,10 @@ def env_server(words: list[str]) -> None:
     """Score answers until the end."""
     import os  # noqa: PLC0415 - of this program alone
 
-    print(f"env server: {_config_of(words)['run']}", flush=True)
-    server = (sys.executable, "-m", "agent", "reward-server")
-    os.execv(sys.executable, [*server, "--host", "127.0.0.1", "--port", PORT])  # noqa: S606 - same
+    config = _config_of(words)
+    print(f"env server: {config['run']}", flush=True)
+    server = (sys.executable, "-m", "agent", "reward-server", "--host", "127.0.0.1")
+    os.execv(sys.executable, [*server, "--port", config["port"]])  # noqa: S606 - same
 
 
 def vllm_router(words: list[str]) -> None:

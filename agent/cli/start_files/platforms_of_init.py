@@ -146,6 +146,8 @@ def missing_image(platform: str, variant: str, job: str) -> str:
         return preset.no_image
 
     # Does the recipe's usual image suffice there?
+    if platform == "runpod" and preset.user:
+        return f"{preset.imports}, and root as its user: RunPod's pods have the image's own"
     if platform == "kuberay" and preset.install and job != "rehearsal":
         return f"Ray and {preset.imports}, since the operator starts Ray in it"
     is_made_for_amd = preset.imports in {"verl", "ray"}

@@ -46,6 +46,7 @@ def fill(template: str, request: Request, **values: object) -> str:
         "has_wandb": request.has_wandb,
         "has_hf_token": request.has_hf_token,
         "is_spot": request.is_spot,
+        "image_user": "" if request.image else request.preset.user,
         **values,
     }
 

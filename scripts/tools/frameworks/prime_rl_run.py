@@ -23,7 +23,7 @@ from tools.frameworks.packages import CannotFetchError, checkouts
 
 PYTHON = "POD_AGENT_PRIME_RL_PYTHON"
 PROGRAMS = ("trainer", "orchestrator", "inference", "env-server")
-LIMIT = 120.0
+LIMIT = 300.0
 LONGEST = 600
 OWN_FILE = """
 max_steps = 20

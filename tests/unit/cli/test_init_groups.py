@@ -126,6 +126,21 @@ def test_node_groups_of_dstack(tmp_path: Path) -> None:
     assert {trainer[key] == rollout[key] for key in ("resources", "commands")} == {True}
 
 
+def test_an_image_with_a_user_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may not write to a volume: root runs it, or an image of the user's own where none can."""
+    words = ("prime-rl", "--nodes", "4", "--gpus", "8")
+    task = written(tmp_path / "a", "dstack", *words, "--volume", "v")["prime-rl.dstack.yml"]
+    assert yaml.safe_load(task)["user"] == "root"
+    sets = written(tmp_path / "b", "kubernetes", *words)["lws.yaml"]
+    assert sets.count("securityContext: {runAsUser: 0}") == sets.count("- name: agent\n")
+    own = written(tmp_path / "c", "dstack", *words, "--volume", "v", "--image", "ghcr.io/acme/rl:1")
+    assert "user" not in yaml.safe_load(own["prime-rl.dstack.yml"])
+    pods = ("runpod", *words, "--kind", "pods", "--volume", "v")
+    assert "and root as its user" in refused(tmp_path, capsys, *pods)
+
+
 def test_dstack_says_that_spot_is_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,8 @@ def test_a_configuration_of_the_users() -> None:
     made = make(asked(train_data="/v/rl.toml"))
     assert made.argv[5:7] == ("@", "/v/rl.toml")
     found = parsed(made)
-    assert not [key for key in found if key.startswith(("orchestrator.", "trainer."))]
+    of_file = ("orchestrator.train", "orchestrator.batch-size", "trainer.", "max-steps", "seq-len")
+    assert not [key for key in found if key.startswith(of_file)]
     assert found["model.name"] == "/v/Qwen3-8B"
 
 
