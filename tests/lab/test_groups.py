@@ -117,14 +117,14 @@ def members(head: Container) -> dict[str, str]:
 def test_an_engine_is_killed_every_few_seconds(cluster: Cluster, shared: Path) -> None:
     """The trainer is never restarted, and learns from no stale sample."""
     set_up(cluster, shared)
-    agents = cluster.agents(*trainer(shared, 40, "--seconds-per-step", "0.5"))
+    agents = cluster.agents(*trainer(shared, 30, "--seconds-per-step", "0.5"))
     head = agents[0]
     head.wait_for("^step 3/", "stdout", timeout=BOOT)
     assert set(members(head).values()) == {"serving"}
 
     # One engine after the other is killed, or frozen, while the job goes on.
     killed = 0
-    while head.running and "step 38/" not in head.stdout():
+    while head.running and "step 28/" not in head.stdout():
         found = engines_in(agents[1 + killed % 2])
         if not found:
             time.sleep(0.2)
