@@ -26,7 +26,7 @@ from agent.frameworks.search_r1 import SEARCH_R1
 from agent.frameworks.table import FrameworkTable, Moved, read_table
 from agent.frameworks.verl_keys import VERL
 from agent.settings.jobs import RECIPES
-from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
+from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, QWEN3_235B, shape
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -44,24 +44,12 @@ LARGE = shape(
     intermediate_size=29568,
     vocab_size=152_064,
 )
-LARGE_WITH_EXPERTS = shape(
-    hidden_size=4096,
-    num_hidden_layers=94,
-    num_attention_heads=64,
-    num_key_value_heads=4,
-    head_dim=128,
-    intermediate_size=12288,
-    moe_intermediate_size=1536,
-    num_experts=128,
-    num_experts_per_tok=8,
-    vocab_size=151_936,
-)
 UNKNOWN = (None, (NodeSize(8),))
 IN_7B = (QWEN2_5_7B, (NodeSize(8, 28, 500 * GIB, 80),) * 2)
 IN_30B = (QWEN3_30B, (NodeSize(8, 128, 2000 * GIB, 80),) * 2)
 IN_32B = (QWEN2_5_32B, (NodeSize(8, 128, 2000 * GIB, 80),) * 4)
 IN_LARGE = (LARGE, (NodeSize(8, 128, 4000 * GIB, 80),) * 3)
-IN_EXPERTS = (LARGE_WITH_EXPERTS, (NodeSize(8, 128, 4000 * GIB, 96),) * 4)
+IN_EXPERTS = (QWEN3_235B, (NodeSize(8, 128, 4000 * GIB, 96),) * 4)
 FAST, SLOW = None, 9e8
 EVALUATED = {"scores": True, "eval_data": "/data/eval.parquet"}
 CONTEXT = ("actor_rollout_ref.actor.megatron.context_parallel_size=2",)
