@@ -1067,6 +1067,72 @@ def test_prime_rl() -> None:
     play(scenario, dialect="prime-rl")
 
 
+CLIENT = """
+import asyncio
+import sys
+from pathlib import Path
+from prime_rl.configs.shared import ClientConfig
+from prime_rl.utils.client import check_health, setup_admin_clients, update_weights
+
+async def main():
+    folder, *urls = sys.argv[1:]
+    clients = setup_admin_clients(ClientConfig(admin_base_url=urls))
+    await check_health(clients)
+    for step in range(12):
+        await update_weights(clients, Path(folder) / f"step_{step}", step=step)
+        print("done", step, file=sys.stderr, flush=True)  # its log is the other stream
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+"""Prime-rl's own client in place of its orchestrator: one update after the other."""
+PRIME_RL = os.environ.get("POD_AGENT_PRIME_RL", "")
+PRIME_RL_PYTHON = os.environ.get("POD_AGENT_PRIME_RL_PYTHON", "")
+
+
+@pytest.mark.skipif(not PRIME_RL_PYTHON, reason="POD_AGENT_PRIME_RL_PYTHON names no Python")
+def test_prime_rls_own_client(tmp_path: Path) -> None:
+    """No update fails or takes long while an engine is down, or hangs; both get the last one."""
+    path = f"{PRIME_RL}/packages/prime-rl-configs/src:{PRIME_RL}/src"
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first, second = front.engines
+        client = await asyncio.create_subprocess_exec(
+            *(PRIME_RL_PYTHON, "-c", CLIENT, str(tmp_path), front.url(0, "/v1")),
+            front.url(1, ""),
+            env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert client.stdin is not None
+        assert client.stderr is not None
+        limit = 60.0  # of its start
+        for step in range(12):
+            line = await asyncio.wait_for(client.stderr.readline(), limit)
+            assert line == f"done {step}\n".encode()
+            limit = 5.0
+            if step == 2:
+                await first.kill()
+                first.answers = False
+                await front.order()
+            if step == 5:
+                first.generation += 1
+                await first.start()
+                first.answers = True
+                await front.order()
+            if step == 8:
+                second.hangs = {"*"}
+            client.stdin.write(b"\n")
+        assert await client.wait() == 0
+        await second.restart()
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert first.weights == second.weights == str(tmp_path / "step_11")
+
+    play(scenario, dialect="prime-rl")
+
+
 def test_what_was_there_before_the_run_is_not_removed(tmp_path: Path) -> None:
     """A trainer may begin with a folder of an earlier run, or of a model, beside its own."""
     folders = [tmp_path / f"step_{version}" for version in range(1, 5)]
