@@ -453,7 +453,9 @@ class FrontServer:
         traffic = self._traffic
         with anyio.CancelScope() as scope:
             flight = traffic.begin(port, time.monotonic(), scope.cancel)
-            reply: web.StreamResponse | Exception = BrokenError("it was replaced, is wedged, or missed an update")
+            reply: web.StreamResponse | Exception = BrokenError(
+                "it was replaced, is wedged, or missed an update"
+            )
 
             def note_byte() -> None:
                 traffic.note_byte(flight, time.monotonic())

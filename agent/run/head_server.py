@@ -65,7 +65,7 @@ from agent.settings.jobs import on_stall
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from agent.checks.finding import Finding
@@ -217,6 +217,18 @@ _PART = 256 << 10  # most bytes of a log in one reply
 _MOST_REFUSED = 4  # refused agents that the status shows; others are counted
 
 
+def _with_replaced(workers: Sequence[Worker]) -> Iterator[Worker]:
+    """Yield workers; one that is silent, and whose rank another one has, as one that has left."""
+    here = (worker for worker in workers if not (worker.silent or worker.has_left))
+    held = {worker.effective_rank for worker in here}
+    for worker in workers:
+        rank = worker.effective_rank
+        if worker.silent and rank is not None and rank in held:
+            yield replace(worker, has_left=True, detail="silent; another node has its rank")
+        else:
+            yield worker
+
+
 class RunStatus:
     """The status and the logs of one run; `get_state` returns the head's current state."""
 
@@ -292,6 +304,7 @@ class RunStatus:
         known = {worker.ip for worker in workers}
         refused = [worker for worker in workers if worker.refused]
         shown = [worker for worker in workers if not worker.refused] + refused[:_MOST_REFUSED]
+        shown = [*_with_replaced(shown)]
         ranked = sorted(shown, key=lambda worker: (worker.rank or 0, worker.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
 

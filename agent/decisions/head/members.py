@@ -413,7 +413,7 @@ def lost_engine(state: HeadState, ended_at: float) -> str:
         came_back = [outage.until for outage in state.durable.outages_of(spec.name, HERE)]
         after = ended_at - times.RECENT_LOSS
         if not is_up or any(until is not None and until > after for until in came_back):
-            return f"{spec.name} was lost, and the job's requests with it"
+            return f"{spec.name} was lost with the requests of the job"
 
     had_weights = state.attempt.engines
     for group in state.goal.groups if had_weights else ():

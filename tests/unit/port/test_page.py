@@ -13,6 +13,7 @@ from msgspec.structs import fields, replace
 from agent import __version__
 from agent.base.ends import Outcome
 from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import NodeState
 from agent.decisions.stall import Stalled
 from agent.plan import waits as planned
 from agent.port import server
@@ -295,6 +296,20 @@ def test_nodes_of_a_group_are_nodes_of_the_run() -> None:
         status.apply_event(event)
         found = status.status()
         assert (found.nodes_joined, found.nodes_expected) == (joined, 3)
+
+
+def test_a_silent_node_whose_rank_another_one_has_is_not_missing() -> None:
+    """Its members run elsewhere: the run lacks nothing."""
+    trace = Trace(a_goal(), [*UP, (3.0, says(2)), (3.0, says(3))])
+    silent = h.WorkerSilent("agent2", "no answer", ray_answers=False)
+    trace.take(silent, 20.0)
+    assert status_of(trace.state, plan_of({})).status().nodes[0].state is NodeState.SILENT
+    other = replace(says(2, agent=4).worker, name="pod4", ip="10.0.0.4")
+    trace.take(h.WorkerReported(other), 30.0)
+    nodes_shown = {node.name: node for node in status_of(trace.state, plan_of({})).status().nodes}
+    assert nodes_shown["pod2"].state is NodeState.LEFT
+    assert nodes_shown["pod2"].detail == "silent; another node has its rank"
+    assert nodes_shown["pod4"].state is NodeState.JOINED
 
 
 def what_runs_of(status: RunStatus) -> WhatRunsStatus:
