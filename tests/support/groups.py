@@ -68,7 +68,9 @@ def left(node: int) -> h.WorkerReported:
     return h.WorkerReported(replace(says(node, "ready", "ready").worker, has_left=True))
 
 
-def front(*states: str, generations: tuple[int, ...] = (1, 1, 1, 1)) -> Answered:
+def front(
+    *states: str, generations: tuple[int, ...] = (1, 1, 1, 1), version: str = "7"
+) -> Answered:
     """Return what the front sees of the members, in order; `wedged` is one that hangs."""
     spec = a_goal(weights="sglang").services[0]
     ports = [front_port(spec, rank, index) for rank in (1, 2) for index in (0, 1)]
@@ -78,7 +80,7 @@ def front(*states: str, generations: tuple[int, ...] = (1, 1, 1, 1)) -> Answered
         else h.SeenMember(port, generation, "serving", why="no answer", is_wedged=True)
         for port, generation, state in zip(ports, generations, states, strict=True)
     )
-    return Answered(h.FrontSeen("engine", seen, "7"))
+    return Answered(h.FrontSeen("engine", seen, version))
 
 
 def ends_with(node: int, evidence: str, generation: int = 1) -> h.WorkerReported:

@@ -446,7 +446,7 @@ def _follow_shortage(
 ) -> HeadState:
     """Record and log a shortage: its begin, that nothing serves, its end."""
     members = members_of(state, spec)
-    serving = sum(member.serves for member in members)
+    serving = _count_serving(state, spec, members)
     known = state.durable.shortage_of(spec.name)
     is_unknown = spec.weights in FRONTED and spec.name not in state.groups.fronts
     if is_unknown and state.has_resumed:
@@ -474,6 +474,14 @@ def _follow_shortage(
     if not is_news:
         return state
     return state.log(shortage_sentence(state, group, spec, in_full=True), "warning")
+
+
+def _count_serving(state: HeadState, spec: ServiceSpec, members: tuple[GroupMember, ...]) -> int:
+    """Return how many members serve, or will with the trainer's first update of this attempt."""
+    await_trainer = spec.weights in FRONTED and not state.groups.versions.get(spec.name)
+    return sum(
+        member.serves or (await_trainer and member.state is MemberState.STALE) for member in members
+    )
 
 
 def is_lost(state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float) -> bool:

@@ -274,6 +274,18 @@ def test_a_member_that_only_the_trainer_can_update_stays_out_of_its_router() -> 
     assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2)
 
 
+def test_members_that_await_the_first_update_of_an_attempt() -> None:
+    """The trainer sends it after its start, which may take minutes: until then nothing is short."""
+    trace = Trace(a_goal(weights="sglang"), [*UP, *RUNS])
+    stale = ("stale", "stale", "stale", "stale")
+    trace.take(front(*stale, version=""), 7.0)
+    assert "serve" not in trace.log
+    trace.take(front("down", *stale[:3], version=""), 8.0)
+    assert "serve" not in trace.log  # two are needed
+    trace.take(front(*stale), 9.0)
+    assert "no engine serves since" in trace.log
+
+
 @pytest.mark.parametrize("lost", ["wait", "end"])
 def test_the_next_agent_waits_for_reports(lost: Lost) -> None:
     """An agent that follows a killed one takes no group for lost before its nodes may report."""
