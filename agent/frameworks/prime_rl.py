@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.frameworks.recipe import RecipeInput
+    from agent.frameworks.table import Facts
 
 TABLE = read_table("prime_rl")
 FRAMEWORK = TABLE.framework
@@ -88,33 +89,20 @@ def make(asked: RecipeInput) -> Command:
     check_multiple("--orchestrator.batch-size", batch, group)
     step = StepWork(batch, tokens, scored=1, fit=sizing.fit, micro=average(tokens))
     save_every, pace = steps_between_saves(asked, step, _EVERY)
-    renderer, why_renderer = _renderer(asked)
-    on_cpu = sizing.layout.name == PRIME_RL_CPU.name
     arguments.add_all(
         TABLE.rows(
             asked.version,
             {
-                "recipe": asked.recipe,
+                **_facts_of(asked, sizing, own_file),
                 "nodes": len(asked.nodes),
                 "gpus": gpus,
-                "model": asked.model_path,
-                "checkpoints": asked.checkpoints,
-                "run_name": asked.named,
                 "save_every": save_every,
                 "why_save_every": pace or "as its configurations for 30B",
-                "own_file": own_file,
-                "train_source": _source(asked.train_data),
-                "eval_data": asked.eval_data,
-                "eval_source": _source(asked.eval_data),
-                "renderer": renderer,
-                "why_renderer": why_renderer,
-                "optimizer_on_cpu": on_cpu,
-                "why_layout": sizing.why["layout"],
-                "wandb": asked.wandb,
             },
         )
     )
 
+    # Who generates, and what the script gives prime-rl's launcher.
     division = division_for(FRAMEWORK, asked.args, asked.model, asked.tensor_parallel)
     file = ("@", own_file) if own_file else ()
     script = ("bash", str(_SCRIPT), asked.checkpoints, _ROUTER, _ENGINES)
@@ -158,6 +146,26 @@ def _sizing(arguments: Arguments, asked: RecipeInput, tokens: int) -> Sizing:
     except MisfitError as misfit:
         others = "these are the nodes that train: [groups.rollout] nodes sets the others"
         raise MisfitError(f"{misfit}; {others}") from None
+
+
+def _facts_of(asked: RecipeInput, sizing: Sizing, own_file: str) -> Facts:
+    """Return the facts about model, environments, and where the optimizer is."""
+    renderer, why_renderer = _renderer(asked)
+    return {
+        "recipe": asked.recipe,
+        "model": asked.model_path,
+        "checkpoints": asked.checkpoints,
+        "run_name": asked.named,
+        "own_file": own_file,
+        "train_source": _source(asked.train_data),
+        "eval_data": asked.eval_data,
+        "eval_source": _source(asked.eval_data),
+        "renderer": renderer,
+        "why_renderer": why_renderer,
+        "optimizer_on_cpu": sizing.layout.name == PRIME_RL_CPU.name,
+        "why_layout": sizing.why["layout"],
+        "wandb": asked.wandb,
+    }
 
 
 def _source(environment: str) -> str:
