@@ -151,18 +151,21 @@ def front_seen(service: str, status: FrontStatus, former: FrontSeen | None) -> F
     """Return what the head's decisions need of a front's reply; `former` is that of the last one.
 
     While the trainer updates one member after the other, the others are stale for a moment: they
-    stay as they were, unless their process is another one or one is wedged.
+    stay as they were, and the newest version too, unless their process is another one or one is
+    wedged.
     """
     is_update = status.is_paused and not any(one.is_wedged for one in status.members)
     kept = {}
+    version = status.version
     if is_update and former is not None:
         kept = {(one.port, one.generation): one for one in former.members}
+        version = former.version
     members = tuple(
         kept.get((one.port, one.generation))
         or SeenMember(one.port, one.generation, one.state, one.version, one.why, one.is_wedged)
         for one in status.members
     )
-    return FrontSeen(service, members, status.version)
+    return FrontSeen(service, members, version)
 
 
 async def front_key_of(run: NodeRun) -> str:

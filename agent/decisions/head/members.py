@@ -194,7 +194,10 @@ def _state_of(  # noqa: PLR0911, PLR0913 - one state, one return; all that it de
         return MemberState.LOADING, item.evidence
     if spec.weights in FRONTED:
         if seen is None or seen.state != "serving":
-            return MemberState.STALE, "" if seen is None else seen.why
+            version = state.groups.versions.get(spec.name)
+            needs = f"version {version}" if version else "an update of this attempt"
+            why = "" if seen is None else seen.why
+            return MemberState.STALE, why or f"needs {needs}"
     elif lacks_weights(state, key, item):
         return MemberState.STALE, "restarted: only the trainer can send it the weights, by NCCL"
     return MemberState.SERVING, ""

@@ -283,7 +283,8 @@ def test_members_that_await_the_first_update_of_an_attempt() -> None:
     trace.take(front("down", *stale[:3], version=""), 8.0)
     assert "serve" not in trace.log  # two are needed
     trace.take(front(*stale), 9.0)
-    assert "no engine serves since" in trace.log
+    assert "no engine serves since 00:00 UTC: all 4 on pod2 and pod3" in trace.log
+    assert "(needs version 7); the trainer waits" in trace.log
 
 
 @pytest.mark.parametrize("lost", ["wait", "end"])

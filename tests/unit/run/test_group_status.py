@@ -125,5 +125,7 @@ def test_a_member_is_stale_for_a_moment_while_the_trainer_updates_the_others() -
     paused = FrontStatus((stale, other), "8", held=0, since=0.0, is_paused=True)
     during = front_seen("engine", paused, before)
     assert [(one.state, one.generation) for one in during.members] == [("serving", 1), ("down", 2)]
+    assert during.version == before.version
     after = front_seen("engine", replace(paused, is_paused=False), during)
+    assert after.version == "8"
     assert [one.state for one in after.members] == ["stale", "down"]
