@@ -390,6 +390,7 @@ def front_of(spec: ServiceSpec) -> ServiceSpec:
         within=_FRONT_READY,
         deadline_variable="fixed",
         restarts=_FRONT_RESTARTS,
+        alive=_FRONT_IS_ALIVE,
         port=control,
         bind=_LOOPBACK,
         is_front=True,
@@ -410,6 +411,10 @@ class LivenessCheck(Value):
     every: float = times.SERVICE_PROBED
     within: float = times.SERVICE_ANSWERS
     misses: int = 3
+
+
+_FRONT_IS_ALIVE = LivenessCheck(every=5.0, within=5.0)
+"""Trainers wait for a front that hangs without a limit, and it answers at once as long as it runs."""
 
 
 class ServiceSpec(Value):

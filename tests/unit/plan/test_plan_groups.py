@@ -194,6 +194,14 @@ def test_the_ports_of_a_front_are_shown_with_who_may_use_them() -> None:
     }
 
 
+def test_a_front_that_hangs_is_found_within_half_a_minute() -> None:
+    """All samples and weight syncs wait for it, without a limit."""
+    (front,) = (spec for spec in planned(DSTACK).services if spec.is_front)
+    check = front.asked_again
+    assert check is not None
+    assert check.misses * (check.every + check.within) <= 30
+
+
 @pytest.mark.parametrize("ports", [DEFAULTS, SKYPILOT_PORTS, ports_for_job(70203)])
 def test_too_many_nodes_for_the_ports_are_refused(ports: object) -> None:
     """The remedy is fewer nodes."""
