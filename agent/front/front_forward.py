@@ -7,6 +7,7 @@ reply: the caller sends the request elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
@@ -40,7 +41,16 @@ _ADDED_BY_AIOHTTP = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 class UnreachableError(Exception):
-    """A member does not accept connections: nothing of the request was sent."""
+    """A member does not accept connections: nothing of the request was sent.
+
+    `has_ended` where nothing listens at its port: its process has ended.
+    """
+
+    def __init__(self, problem: BaseException) -> None:
+        cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
+        why = cause.strerror if isinstance(cause, OSError) else ""
+        super().__init__(f"cannot connect: {why}" if why else _why(problem))
+        self.has_ended = isinstance(cause, ConnectionRefusedError)
 
 
 class BrokenError(Exception):
@@ -90,9 +100,18 @@ class Forwarder:
                 content_type = reply.headers.get("Content-Type", "application/octet-stream")
                 return MemberReply(reply.status, content_type, await reply.read())
         except _NO_CONNECTION as problem:
-            raise UnreachableError(_why(problem)) from None
+            raise UnreachableError(problem) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
             raise BrokenError(_why(problem)) from None
+
+    async def reach(self, address: str) -> None:
+        """Connect to a member, and no more."""
+        host, _, port = address.rpartition(":")
+        try:
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, ValueError, OverflowError) as problem:
+            raise UnreachableError(problem) from None
+        writer.close()
 
     async def pass_on(
         self,
@@ -114,7 +133,7 @@ class Forwarder:
                 allow_redirects=False,
             )
         except _NO_CONNECTION as problem:
-            raise UnreachableError(_why(problem)) from None
+            raise UnreachableError(problem) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
             raise BrokenError(_why(problem)) from None
         async with reply:
@@ -202,6 +221,4 @@ def _sent_headers(headers: Iterable[tuple[str, str]], length: int) -> CIMultiDic
 
 
 def _why(problem: BaseException) -> str:
-    if isinstance(problem, aiohttp.ClientConnectorError):
-        return f"cannot connect: {problem.os_error.strerror or problem.os_error}"
     return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__

@@ -2,7 +2,8 @@
 
     down → stale → refitting → serving
 
-1. A member is down without a process that answers its probe and accepts connections.
+1. A member is down without a process that answers its probe and accepts connections. One whose port
+   refuses them has ended: what listens there later has the weights of its start.
 2. It is stale while its weights are older than needed. Updates of the trainer are numbered in the
    order in which they arrive; a member serves only if it has loaded the needed one. A process that
    starts has the weights of its start, number 0: these are needed only in the first attempt, before
@@ -181,12 +182,13 @@ class RefitEnded(Value):
 
 
 class Reached(Value):
-    """A process accepts connections, or does not, and why."""
+    """A process accepts connections, or does not, and why; nothing listens where it has ended."""
 
     port: int
     process: tuple[int, str]
     is_reached: bool
     why: str = ""
+    has_ended: bool = False
 
 
 class Wedged(Value):
@@ -232,7 +234,9 @@ def _after(member: Member, event: VerbEnded | RefitEnded | Reached | Wedged, now
         return _after_refit(member, event, now)
     if isinstance(event, Reached):
         why = "" if event.is_reached else event.why
-        return replace(member, is_unreachable=not event.is_reached, why=why)
+        member = replace(member, is_unreachable=not event.is_reached, why=why)
+        # Its command may start the next process by itself, which the agent does not see.
+        return replace(member, loaded=START, version="") if event.has_ended else member
     return replace(member, is_wedged=True, loaded=UNKNOWN, why=event.why)
 
 

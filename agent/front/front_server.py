@@ -379,15 +379,27 @@ class FrontServer:
             self._start_refits()
 
     async def _try_to_reach(self, member: Member) -> None:
-        """Look whether a member that refused a connection accepts one."""
-        host, _, port = member.slot.address.rpartition(":")
+        """Look whether a member accepts a connection that refused or broke one."""
         with anyio.move_on_after(LOOK):
             try:
-                stream = await anyio.connect_tcp(host.strip("[]"), int(port))
-            except (OSError, ValueError, OverflowError):
-                return  # it still refuses connections, or its address is none
-            await stream.aclose()
-            self._apply(Reached(member.slot.port, member.process, is_reached=True))
+                await self._forwarder.reach(member.slot.address)
+            except UnreachableError as problem:
+                self._note_unreachable(member, problem)
+                return
+            current = self._front.members.get(member.slot.port)
+            if current is not None and current.is_unreachable:
+                self._apply(Reached(member.slot.port, member.process, is_reached=True))
+
+    def _note_unreachable(self, member: Member, problem: UnreachableError) -> None:
+        """Note that a member accepts no connections, and whether its process has ended."""
+        self._apply(
+            Reached(
+                *(member.slot.port, member.process),
+                is_reached=False,
+                why=str(problem),
+                has_ended=problem.has_ended,
+            )
+        )
 
     # --- Data -------------------------------------------------------------------------------------
 
@@ -466,9 +478,10 @@ class FrontServer:
                 )
             except UnreachableError as problem:
                 reply = problem
-                self._apply(Reached(port, member.process, is_reached=False, why=str(problem)))
+                self._note_unreachable(member, problem)
             except BrokenError as problem:
                 reply = problem
+                self._tasks.start_soon(self._try_to_reach, member)
             finally:
                 is_answered = isinstance(reply, web.StreamResponse)
                 is_error = isinstance(reply, Exception) or reply.status >= 500
@@ -597,9 +610,10 @@ class FrontServer:
                     member.slot.address, method, path, content, headers
                 )
             except UnreachableError as problem:
-                self._apply(Reached(port, member.process, is_reached=False, why=str(problem)))
+                self._note_unreachable(member, problem)
                 return problem
             except BrokenError as problem:
+                self._tasks.start_soon(self._try_to_reach, member)
                 return problem
             finally:
                 del scopes[scope]

@@ -414,7 +414,7 @@ class LivenessCheck(Value):
 
 
 _FRONT_IS_ALIVE = LivenessCheck(every=5.0, within=5.0)
-"""Trainers wait for a front that hangs without a limit, and it answers at once as long as it runs."""
+"""Trainers wait without a limit for one that hangs, and one that runs answers at once."""
 
 
 class ServiceSpec(Value):

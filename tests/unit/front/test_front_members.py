@@ -374,8 +374,8 @@ def test_a_refit_that_fails(
 # --- connections and wedged members ---------------------------------------------------------------
 
 
-def test_a_member_that_refuses_connections_is_down_until_it_accepts_one() -> None:
-    """The agent's probe takes longer to fail; the process has kept its weights."""
+def test_a_member_without_a_connection_is_down_until_it_accepts_one() -> None:
+    """The agent's probe takes longer to fail; behind a bad link it has kept its weights."""
     history = synced("7")
     history.apply(Reached(B, (1, UP.address), is_reached=False, why="cannot connect"))
     assert history.order().states == ("serving 7", "down")
@@ -383,6 +383,16 @@ def test_a_member_that_refuses_connections_is_down_until_it_accepts_one() -> Non
     history.apply(Reached(B, (1, UP.address), is_reached=True))
     assert history.states == ("serving 7", "serving 7")
     assert history.lost == []
+
+
+def test_a_member_whose_port_refuses_connections_has_ended() -> None:
+    """What listens there later is another process, also if the agent sees none."""
+    history = synced("7")
+    for has_ended in (True, False):
+        history.apply(Reached(B, (1, UP.address), is_reached=False, has_ended=has_ended))
+    history.apply(Reached(B, (1, UP.address), is_reached=True))
+    assert history.states == ("serving 7", "stale")
+    assert history.refit(B).states[1] == "serving 7"
 
 
 def test_a_wedged_member_gets_requests_only_after_a_restart() -> None:

@@ -313,6 +313,34 @@ def test_a_request_is_held_while_its_only_engine_refuses_connections() -> None:
     play(scenario, 1)
 
 
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_an_engine_that_restarts_without_its_agent(is_busy: bool) -> None:  # noqa: FBT001 - a column
+    """A process that nothing listened for a moment has the weights of its start: it is refitted."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        if is_busy:
+            first.hangs.add("/generate")
+        asking = front.begin(0)
+        await front.until(lambda: "/generate" in first.asked)
+        await first.kill()
+        if not is_busy:
+            assert await asking == "e0: 1"
+            asking = front.begin(0)
+        assert await asking == "e1: 1"
+        await front.until(lambda: front.states() == ["down", "serving"])
+        first.waits[UPDATE] = asyncio.Event()
+        await first.start()
+        await front.until(lambda: front.states() == ["refitting", "serving"])
+        assert await front.generate(0) == "e1: 1"
+        first.waits[UPDATE].set()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert await front.generate(0) == "e0: 1"
+
+    play(scenario)
+
+
 def test_a_member_behind_a_broken_link_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither accepts a connection nor refuses one; its requests go to others."""
     monkeypatch.setattr(front_forward, "CONNECT", 0.1)
