@@ -524,8 +524,10 @@ def _messages_of_silence(before: HeadState, after: HeadState, key: str) -> Itera
     former = before.fleet.workers[key]
     if (worker.silent, worker.lost) == (former.silent, former.lost):
         return
-    why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
-    yield v.LogLine(f"{worker.label} is silent, {worker.silent}; {why}", "warning")
+    its_ray = "; nor does its Ray answer" if worker.lost else "; its Ray still answers"
+    if worker.service_only:
+        its_ray = ""
+    yield v.LogLine(f"{worker.label} is silent, {worker.silent}{its_ray}", "warning")
 
 
 def _log_nodes(state: HeadState, turn: Turn) -> HeadState:

@@ -85,6 +85,12 @@ def test_how_a_node_of_a_group_stands(history: History, state: NodeState) -> Non
     assert state_of(Trace(a_goal(), [*UP, *history])) is state
 
 
+def test_the_silence_of_a_node_without_ray_names_none() -> None:
+    """It is of a group that joins no Ray."""
+    trace = Trace(a_goal(), [*UP, (3.0, says(2, "ready", "ready")), (9, SILENT)])
+    assert trace.log.splitlines()[-1].endswith(f"pod2) is silent, {SILENT.evidence}")
+
+
 def test_a_dead_node_does_not_count_for_its_successor() -> None:
     """GCS lists it for a while: only another Ray node ID proves that the new one has joined."""
     again = h.WorkerReported(replace(reported(2).worker, key="another"))
