@@ -15,7 +15,7 @@ from agent.checks.finding import Level, group_findings
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import shares
 from agent.decisions.head.boot_waits import service_title
-from agent.decisions.head.fleet import Worker
+from agent.decisions.head.fleet import NodeState, Worker
 from agent.decisions.head.head_decide import is_in_ray, is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, QuestionKind, StopAsked
@@ -434,13 +434,17 @@ class RunStatus:
     ) -> NodeStatus:
         stats = self.worker_stats.get(worker.key)
         ray_end = "" if worker.ray_end is None else reader.evidence_of(worker.ray_end)
+        state = worker.state(counts=joined)
+        detail = worker.detail
+        if state is NodeState.LOST and not (worker.silent or detail):
+            detail = "reports; Ray's list of nodes does not have it"
         return NodeStatus(
             name=worker.name,
             ip=worker.ip,
             rank=worker.effective_rank,
-            state=worker.state(counts=joined),
+            state=state,
             phase=worker.phase,
-            detail=worker.refused or worker.detail,
+            detail=worker.refused or detail,
             last_error=worker.refused or ray_end,
             heard_seconds_ago=round(now - worker.last_report_at, 1) if worker.key else None,
             joined=joined,

@@ -42,6 +42,7 @@ from support.fake_runs import status_of
 from support.groups import UP, a_goal, left, says
 from support.head_status import EVIL, SERVED, status_after
 from support.heads import (
+    PAIR,
     REWARD,
     TERM,
     TICK,
@@ -296,6 +297,16 @@ def test_nodes_of_a_group_are_nodes_of_the_run() -> None:
         status.apply_event(event)
         found = status.status()
         assert (found.nodes_joined, found.nodes_expected) == (joined, 3)
+
+
+def test_a_lost_node_whose_agent_reports() -> None:
+    """It is lost since Ray's list lacks it, such as a new Ray on a replaced pod: not silent."""
+    trace = Trace(goal(1), [*PAIR, (9.0, nodes(dead=(2,)))])
+    (node,) = status_of(trace.state, plan_of({})).status().nodes
+    assert (node.state, node.detail) == (
+        NodeState.LOST,
+        "reports; Ray's list of nodes does not have it",
+    )
 
 
 def test_a_silent_node_whose_rank_another_one_has_is_not_missing() -> None:
