@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -1118,47 +1119,111 @@ PRIME_RL = os.environ.get("POD_AGENT_PRIME_RL", "")
 PRIME_RL_PYTHON = os.environ.get("POD_AGENT_PRIME_RL_PYTHON", "")
 
 
+SLIMES_CLIENT = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+def stub(name, **values):
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(values)
+
+stub("sglang")
+stub("sglang.srt")
+stub("sglang.srt.server_args", ServerArgs=object)
+stub("sglang.srt.utils", kill_process_tree=None)
+stub("slime.ray.ray_actor", RayActor=object)
+stub("slime.utils.accelerator", initialize_accelerator=lambda: None)
+stub("slime.utils.http_utils", get_host_info=None)
+stub("slime.backends.sglang_utils.external", get_server_info=None)
+from slime.backends.sglang_utils.sglang_engine import SGLangEngine
+
+folder, *urls = sys.argv[1:]
+engines = []
+for url in urls:
+    engine = SGLangEngine(args=None, rank=0)
+    engine.node_rank = 0
+    engine.server_host, engine.server_port = url.rpartition("//")[2].strip("/").split(":")
+    engines.append(engine)
+
+def of_each(verb, **values):
+    with ThreadPoolExecutor() as pool:  # slime has a Ray actor for each engine
+        list(pool.map(lambda engine: getattr(engine, verb)(**values), engines))
+
+for step in range(12):
+    of_each("pause_generation")
+    of_each("flush_cache")
+    of_each("update_weights_from_disk", model_path=folder, weight_version=str(step))
+    of_each("continue_generation")
+    print("done", step, file=sys.stderr, flush=True)
+    sys.stdin.readline()
+"""
+"""slime's own engines, in the order in which its group of actors calls them."""
+SLIME = os.environ.get("POD_AGENT_SLIME", "")
+
+
+async def _updates_by_a_frameworks_own_client(
+    front: FrontUnderTest, client: tuple[str, ...], path: str, below: str = ""
+) -> None:
+    """Have it update both engines twelve times, one of them killed meanwhile, and then one hung."""
+    first, second = front.engines
+    process = await asyncio.create_subprocess_exec(
+        *client,
+        *(front.url(0, below), front.url(1, "")),
+        env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    limit = 60.0  # of its start
+    for step in range(12):
+        line = await asyncio.wait_for(process.stderr.readline(), limit)
+        assert line == f"done {step}\n".encode()
+        limit = 5.0
+        if step == 2:
+            await first.kill()
+            first.answers = False
+            await front.order()
+        if step == 5:
+            first.generation += 1
+            await first.start()
+            first.answers = True
+            await front.order()
+        if step == 8:
+            second.hangs = {"*"}
+        process.stdin.write(b"\n")
+    assert await process.wait() == 0
+    await second.restart()
+    await front.order()
+    await front.until(lambda: front.states() == ["serving", "serving"])
+
+
 @pytest.mark.skipif(not PRIME_RL_PYTHON, reason="POD_AGENT_PRIME_RL_PYTHON names no Python")
 def test_prime_rls_own_client(tmp_path: Path) -> None:
     """No update fails or takes long while an engine is down, or hangs; both get the last one."""
+    client = (PRIME_RL_PYTHON, "-c", CLIENT, str(tmp_path))
     path = f"{PRIME_RL}/packages/prime-rl-configs/src:{PRIME_RL}/src"
 
     async def scenario(front: FrontUnderTest) -> None:
+        await _updates_by_a_frameworks_own_client(front, client, path, "/v1")
         first, second = front.engines
-        client = await asyncio.create_subprocess_exec(
-            *(PRIME_RL_PYTHON, "-c", CLIENT, str(tmp_path), front.url(0, "/v1")),
-            front.url(1, ""),
-            env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert client.stdin is not None
-        assert client.stderr is not None
-        limit = 60.0  # of its start
-        for step in range(12):
-            line = await asyncio.wait_for(client.stderr.readline(), limit)
-            assert line == f"done {step}\n".encode()
-            limit = 5.0
-            if step == 2:
-                await first.kill()
-                first.answers = False
-                await front.order()
-            if step == 5:
-                first.generation += 1
-                await first.start()
-                first.answers = True
-                await front.order()
-            if step == 8:
-                second.hangs = {"*"}
-            client.stdin.write(b"\n")
-        assert await client.wait() == 0
-        await second.restart()
-        await front.order()
-        await front.until(lambda: front.states() == ["serving", "serving"])
         assert first.weights == second.weights == str(tmp_path / "step_11")
 
     play(scenario, dialect="prime-rl")
+
+
+@pytest.mark.skipif(not SLIME, reason="POD_AGENT_SLIME names no checkout")
+def test_slimes_own_client(tmp_path: Path) -> None:
+    """The same for slime, whose engines wait for each verb without a limit."""
+    client = (sys.executable, "-c", SLIMES_CLIENT, str(tmp_path))
+
+    async def scenario(front: FrontUnderTest) -> None:
+        await _updates_by_a_frameworks_own_client(front, client, SLIME)
+        assert [one.weights for one in front.engines] == ["11", "11"]
+
+    play(scenario)
 
 
 def test_what_was_there_before_the_run_is_not_removed(tmp_path: Path) -> None:
