@@ -291,7 +291,10 @@ def _remember(front: Front, event: VerbCame, now: float) -> Front:
         return front
     newest = front.newest
     if newest is not None and (newest.folder, newest.version) == (event.folder, event.version):
-        return front  # the same one, for another member or once more
+        # The same one, for another member or once more; or one that was written to the same folder?
+        member = front.members.get(event.port)
+        if member is None or min(member.sent, member.loaded) < newest.number:
+            return front
     number = front.numbered + 1
     update = Update(number, event.version, event.folder, event.call, now)
     folders = (*_without(front.folders, event.folder), event.folder)

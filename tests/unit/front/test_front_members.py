@@ -233,6 +233,20 @@ def test_an_update_without_an_answer_is_sent_again() -> None:
     assert history.front.members[B].refits == 1
 
 
+def test_a_folder_that_is_written_anew_is_another_update() -> None:
+    """A trainer may write each update to the same folder, and give it no version."""
+    history = synced("weights").order(b=DOWN)
+    history.update("weights", (A, "done"), (B, None)).order()
+    assert history.states == ("serving weights", "stale")
+    assert history.refit(B).states == ("serving weights", "serving weights")
+
+
+def test_an_update_that_failed_and_is_sent_once_more_is_the_same() -> None:
+    """The others have it already."""
+    history = synced("7").update("8", (A, "done"), (B, "lost")).update("8", (B, "done"))
+    assert history.states == ("serving 8", "serving 8")
+
+
 def test_an_update_that_a_member_refuses_is_sent_again_once() -> None:
     """Its disk may show the folder later than others'; then the next version comes."""
     history = synced("7").update("8", (A, "done"), (B, "refused"))
