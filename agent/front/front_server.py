@@ -306,9 +306,12 @@ class FrontServer:
         for port in outdated(before, after):
             self._traffic.cancel(port)
         for port, is_cut_off in silent(before, after):
-            # A frozen engine: the trainer waits no longer. One that loads may fail its probe, too,
-            # but its node goes on to report.
-            self._end_calls(port, loads_too=is_cut_off)
+            # A frozen engine: the trainer's verbs wait no longer. One that loads or generates may
+            # fail its probe, too, but its node goes on to report.
+            if is_cut_off:
+                self._cancel(port)
+            else:
+                self._end_calls(port, loads_too=False)
         self._memory.save(after)
 
         # Who may get data now?

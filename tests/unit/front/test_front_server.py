@@ -545,6 +545,24 @@ def test_a_request_that_an_engine_has_from_before_an_update_it_missed(fault: str
     play(scenario)
 
 
+def test_a_request_of_a_node_that_is_cut_off_is_sent_to_another() -> None:
+    """Its connection stays open, and nobody answers: the trainer waited for a minute."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        first.hangs.add("/generate")
+        asking = front.begin(0)
+        await front.until(lambda: "/generate" in first.asked)
+        first.answers = False
+        await front.order()
+        assert not asking.done()
+        first.is_cut_off = True
+        await front.order()
+        assert (await asyncio.wait_for(asking, 5)).startswith(front.engines[1].name)
+
+    play(scenario)
+
+
 def test_an_update_that_others_have_ended_long_ago_is_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
