@@ -469,7 +469,7 @@ class FrontServer:
         with anyio.CancelScope() as scope:
             flight = traffic.begin(port, time.monotonic(), scope.cancel)
             reply: web.StreamResponse | Exception = BrokenError(
-                "it was replaced, is wedged, or missed an update"
+                "it was replaced, is wedged, is cut off, or missed an update"
             )
 
             def note_byte() -> None:
