@@ -104,6 +104,13 @@ class NodeNoticed(Value):
     what: str
 
 
+class SplitAdvised(Value):
+    """The steps of an attempt show that another division of the nodes would be faster."""
+
+    what: str
+    remedy: str
+
+
 class ProcessStarted(Value):
     """A child process was started."""
 

@@ -41,6 +41,7 @@ from agent.record.events import (
     NodeNoticed,
     PhaseEntered,
     RecordedEvent,
+    SplitAdvised,
     Waited,
     WaitsOver,
     read_events,
@@ -161,6 +162,7 @@ def explain(folder: Path) -> list[str]:
         *_receipt(receipt),
         *_stalled(events, node),
         *_advice(saved, record, began),
+        *_split(events),
         *_attempts(record),
         *_shortages(record, began, lasted),
         *_noticed(events),
@@ -290,6 +292,12 @@ def _advice(saved: SavedSteps | None, record: RunRecord | NoRecord, began: str) 
     if not advice:
         return []
     return [f"training: {'; '.join(item.what for item in advice)}. {advice[0].remedy}"]
+
+
+def _split(events: list[_Event]) -> list[str]:
+    """Return whether trainer or engines waited, as the last attempt's steps have shown."""
+    advice = [advised for _, advised in _of_kind(events, SplitAdvised)]
+    return [f"nodes: {advice[-1].what}. {advice[-1].remedy}"] if advice else []
 
 
 def _meter(record: RunRecord | NoRecord, began: str) -> Meter | None:

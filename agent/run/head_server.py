@@ -50,7 +50,7 @@ from agent.port.status_model import (
 )
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import in_thread
-from agent.record.events import GoodbyeReceived
+from agent.record.events import GoodbyeReceived, SplitAdvised
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
 from agent.record.log import say
@@ -506,6 +506,7 @@ class RunStatus:
         advice = self._split_advice()
         if advice is not None:
             self._advised_in = state.attempt.number
+            self._run.record(SplitAdvised(advice.what, advice.remedy))
             say(f"{advice.what}. {advice.remedy}")
 
     def with_private(self, status: HeadStatus) -> HeadStatus:

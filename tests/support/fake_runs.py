@@ -29,6 +29,7 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     now: float = 9.0,
     clean: Callable[[str], str] = str,
     get_state: Callable[[], HeadState] | None = None,
+    record: Callable[[object], None] | None = None,
 ) -> RunStatus:
     """Return the status of a run with only these parts; `get_state` for a state that changes."""
     by_agent = dict(stats or {})
@@ -36,6 +37,7 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     run = run_of(plan, clean)
     run.now, run.utc = lambda: now, str
     run.stats = SimpleNamespace(snapshot=lambda: own)
+    run.record = record
     store: Any = SimpleNamespace(former_meter=lambda _now: None, measure=lambda **_: None)
     status = RunStatus(run, store, get_state or (lambda: state))
     status.timeline = timeline or status.timeline

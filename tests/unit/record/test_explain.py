@@ -349,6 +349,14 @@ def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
     assert "time: boot 14 s ($0.07), training 3 min ($1.00)" in lines
 
 
+def test_who_waited_is_said_after_the_run(tmp_path: Path) -> None:
+    """The last attempt's advice on the division of the nodes, which its log had once."""
+    moves = ("5 nodes of rollout", "6 nodes of rollout")
+    advised = [(30.0 + n, e.SplitAdvised(what, f"{what}!")) for n, what in enumerate(moves)]
+    write(tmp_path / "run/pod0", *HEAD, *advised)
+    assert "nodes: 6 nodes of rollout. 6 nodes of rollout!" in explain(tmp_path)
+
+
 def test_a_stall_is_shown_before_the_waits(tmp_path: Path) -> None:
     """The last one with its suspects; what matters most is never cut off."""
     run = run_of(tmp_path)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agent.frameworks.recipe import NodeSplit
 from agent.port.glance import glance_of
 from agent.port.status_model import Reader
+from agent.record.events import SplitAdvised
 from agent.run import head_server
 from support.fake_runs import status_of
 from support.heads import PAIR, RUNNING, Trace, goal
@@ -37,11 +38,12 @@ def test_who_waits_is_logged_once(
 ) -> None:
     """The recipe's command has the division; an attempt that does not run has no advice."""
     lines: list[str] = []
+    recorded: list[object] = []
     monkeypatch.setattr(head_server, "say", lambda line, _level="info": lines.append(line))
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     state = trace.state
     now = 9.0
-    status = status_of(state, plan, get_state=lambda: state)
+    status = status_of(state, plan, get_state=lambda: state, record=recorded.append)
     status.job_lines = type(status.job_lines)(str, lambda: now)
     status.job_lines.begin_attempt(state.attempt.number)
     for step in range(1, 31):
@@ -53,6 +55,7 @@ def test_who_waits_is_logged_once(
     anyio.run(status.look_at_run)
     anyio.run(status.look_at_run)
     assert [line for line in lines if "waited" in line] == [f"{WHAT}. {REMEDY}"] * times
+    assert recorded == [SplitAdvised(WHAT, REMEDY)] * times
     assert [(one.what, one.remedy) for one in status.advice()] == [(WHAT, REMEDY)]
     shown = status.status(Reader.ANYONE)
     assert shown.advice[-1].what == WHAT
