@@ -35,8 +35,10 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
     if is_ip(host):
         return (host,)
 
-    # One lookup at a time for each name: a late one is joined.
-    pending = _lookups.get(host) or in_background(partial(_answer, host))
+    # One lookup at a time for each name: a late one is joined, unless its event loop has ended.
+    pending = _lookups.get(host)
+    if pending is None or pending.get_loop() is not asyncio.get_running_loop():
+        pending = in_background(partial(_answer, host))
     if pending is None:
         return f"{host} cannot be looked up (can't start new thread)"
     _lookups[host] = pending

@@ -57,9 +57,13 @@ GROUPS_KEPT = (9, 30, 35, 39, 48, 59)
 """Worlds with a group that once broke a rule: by the product."""
 
 
-@pytest.mark.parametrize(
-    "seeds", [GROUPS_KEPT, range(3), pytest.param(range(3, 150), marks=pytest.mark.slow)], ids=str
-)
+GROUPS_SLOW = [
+    pytest.param(range(first, first + AT_ONCE), marks=pytest.mark.slow)
+    for first in range(3, 150, AT_ONCE)
+]
+
+
+@pytest.mark.parametrize("seeds", [GROUPS_KEPT, range(3), *GROUPS_SLOW], ids=str)
 def test_groups_beside_the_trainer(seeds: Iterable[int]) -> None:
     """Their members serve with current weights, and a loss of them costs what the file says."""
     found = broken_rules(seeds, setup_of_group)

@@ -19,6 +19,7 @@ def test_harmless_lines_change_hardly_an_answer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_harmless_lines_change_hardly_an_answer_of_any_log() -> None:
     """The same for all logs."""
     _measure(part=1, most=KNOWN)

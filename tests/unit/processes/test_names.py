@@ -102,6 +102,14 @@ def test_a_canceled_lookup_is_removed(slow: SlowDns) -> None:
     anyio.run(scenario)
 
 
+def test_a_lookup_of_an_ended_loop_is_not_awaited(slow: SlowDns) -> None:
+    """A verb has several loops, one after the other: none of them waits for another's future."""
+    said = anyio.run(resolving.resolve, "pod0", 0.001)
+    assert isinstance(said, resolving.NoDnsAnswer)
+    slow.go.set()
+    assert anyio.run(resolving.resolve, "pod0", 20) == ("10.0.0.1",)
+
+
 def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no thread can be started, that is the evidence, and the next try may succeed."""
 
