@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from support import hub, stand_in_containers
+from support import hub, stand_in_containers, stand_in_prime_rl
 from support import played_platforms as played
 from support.lab_frameworks import TORCH
 from support.played_platforms import Parts, Platform
@@ -217,6 +217,14 @@ def openrlhf_m(folder: Path) -> Parts:
     return Parts({}, openrlhf_m_image(folder))
 
 
+def prime_rl(folder: Path) -> Parts:
+    """Return prime-rl's image, which has its programs on no PATH."""
+    programs = "/app/.venv/bin"
+    stand_in_prime_rl.install(folder, [str(REPO / "tests"), str(REPO)])
+    env = {"PYTHONPATH": f"{programs}/packages:{REPO}", stand_in_prime_rl.STEPS: "8"}
+    return Parts(env, {programs: folder})
+
+
 class Training(NamedTuple):
     """A recipe on a platform; `shown`: what the job prints once all that it needs is there."""
 
@@ -235,6 +243,7 @@ TRAININGS = (
     Training("kuberay", "verl-ppo", verl, ("verl: 2 x 2 GPUs", "saved global_step_20")),
     Training("ssh", "openrlhf-sft", by_pip, ("train_sft: rank 0 of 4", "saved global_step20")),
     Training("kubernetes trainjob", "trl-grpo", by_pip, ()),
+    Training("dstack", "prime-rl", prime_rl, ("rl: 2 workers", "step 8/8"), ("--volume", "disk")),
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -24,10 +25,12 @@ TEXTS = {
 NUMBERS = {
     *("deployment.num-train-nodes", "deployment.gpus-per-node", "ckpt.interval", "ckpt.keep-last"),
     *("max-steps", "seq-len", "orchestrator.batch-size", "orchestrator.group-size"),
-    "orchestrator.env-server-base-port",
+    *("orchestrator.env-server-base-port", "orchestrator.train.sampling.max-completion-tokens"),
 }
 SWITCHES = {"inference", "trainer.model.full-offload"}
 """The flags of prime-rl 0.8.0 that the recipe may set."""
+STEPS = "STAND_IN_STEPS"
+"""Replaces the steps of a command that nobody can change, such as a start file's."""
 _PROGRAM = """#!{python}
 import sys
 
@@ -45,9 +48,11 @@ def install(folder: Path, path: list[str]) -> None:
         program = folder / name
         program.write_text(_PROGRAM.format(python=sys.executable, path=path, name=name))
         program.chmod(0o755)
-    for package in ("prime_rl", "prime_rl-0.8.0.dist-info"):
-        (folder / "packages" / package).mkdir(parents=True)
-    (folder / "packages/prime_rl/__init__.py").touch()
+    packages = folder / "packages"
+    for package in ("prime_rl", "prime_rl-0.8.0.dist-info", "datasets"):
+        (packages / package).mkdir(parents=True)
+    (packages / "prime_rl/__init__.py").touch()
+    (packages / "datasets/__init__.py").write_text("load_dataset = print\n")
 
 
 def rl(words: list[str]) -> None:
@@ -75,7 +80,7 @@ def rl(words: list[str]) -> None:
     config = {
         "weight_broadcast": {"type": options.weight_broadcast_type},
         "run": str(run),
-        "steps": options.max_steps,
+        "steps": int(os.environ.get(STEPS, options.max_steps)),
         "interval": options.ckpt_interval,
         "port": str(options.orchestrator_env_server_base_port),
     }
@@ -163,8 +168,6 @@ def orchestrator(words: list[str]) -> None:
 
 def inference(words: list[str]) -> None:
     """Become the rehearsal's engine."""
-    import os  # noqa: PLC0415 - of this program alone
-
     options = dict(zip(words[::2], words[1::2], strict=True))
     assert options["--router"] == "None"
     assert options["--vllm.tensor-parallel-size"] == "1"
@@ -176,8 +179,6 @@ def inference(words: list[str]) -> None:
 
 def env_server(words: list[str]) -> None:
     """Score answers until the end."""
-    import os  # noqa: PLC0415 - of this program alone
-
     config = _config_of(words)
     print(f"env server: {config['run']}", flush=True)
     server = (sys.executable, "-m", "agent", "reward-server", "--host", "127.0.0.1")
