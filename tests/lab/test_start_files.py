@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from support import hub, stand_in_containers, stand_in_prime_rl
+from support import hub, stand_in_containers, stand_in_prime_rl, stand_in_slime
 from support import played_platforms as played
 from support.lab_frameworks import TORCH
 from support.played_platforms import Parts, Platform
@@ -225,6 +225,17 @@ def prime_rl(folder: Path) -> Parts:
     return Parts(env, {programs: folder})
 
 
+def slime(folder: Path) -> Parts:
+    """Return slime's image, and the data that a start file would get."""
+    code = folder / "slime"
+    stand_in_slime.install(code, str(REPO / "tests"), str(REPO), "/tmp", 8)
+    data = folder / "data"
+    data.mkdir()
+    (data / "dapo-math-17k.jsonl").touch()
+    places = {"/root/slime": code, "/root/data/dapo-math-17k": data}
+    return Parts({"PYTHONPATH": f"/root/slime/packages:{REPO}"}, places)
+
+
 class Training(NamedTuple):
     """A recipe on a platform; `shown`: what the job prints once all that it needs is there."""
 
@@ -235,6 +246,7 @@ class Training(NamedTuple):
     words: tuple[str, ...] = ()
 
 
+ON_K8S = ("--volume", "disk", "--center", "k8s")
 TRAININGS = (
     Training("dstack", "verl-grpo", verl, ("verl: 2 x 2 GPUs", "saved global_step_20")),
     Training("skypilot", "openrlhf-grpo", by_pip, ("openrlhf: 2 x 2 GPUs", "score 1.0")),
@@ -244,6 +256,7 @@ TRAININGS = (
     Training("ssh", "openrlhf-sft", by_pip, ("train_sft: rank 0 of 4", "saved global_step20")),
     Training("kubernetes trainjob", "trl-grpo", by_pip, ()),
     Training("dstack", "prime-rl", prime_rl, ("rl: 2 workers", "step 8/8"), ("--volume", "disk")),
+    Training("skypilot", "slime-grpo", slime, ("slime: 1 x 2 GPUs", "step 8/8"), ON_K8S),
 )
 
 
