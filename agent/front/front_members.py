@@ -63,6 +63,8 @@ class Update(Value):
     folder: str
     call: Call
     at: float
+    kept: str = ""
+    """The front's own folder with the same files."""
 
 
 class Member(Value):
@@ -199,13 +201,30 @@ class Wedged(Value):
     why: str
 
 
+class FolderKept(Value):
+    """The front has its own folder of an update."""
+
+    number: int
+    kept: str
+
+
 class FolderRemoved(Value):
     """The front removes the folder of an older update."""
 
     folder: str
 
 
-Event = Ordered | VerbCame | VerbEnded | RefitBegan | RefitEnded | Reached | Wedged | FolderRemoved
+Event = (
+    Ordered
+    | VerbCame
+    | VerbEnded
+    | RefitBegan
+    | RefitEnded
+    | Reached
+    | Wedged
+    | FolderKept
+    | FolderRemoved
+)
 
 
 def transition(front: Front, event: Event, now: float) -> Front:
@@ -214,6 +233,8 @@ def transition(front: Front, event: Event, now: float) -> Front:
         return _on_order(front, event.order)
     if isinstance(event, VerbCame):
         return _on_verb(_remember(front, event, now), event)
+    if isinstance(event, FolderKept):
+        return _on_kept(front, event)
     if isinstance(event, FolderRemoved):
         return replace(front, folders=_without(front.folders, event.folder))
     member = front.members.get(event.port)
@@ -299,6 +320,12 @@ def _remember(front: Front, event: VerbCame, now: float) -> Front:
     update = Update(number, event.version, event.folder, event.call, now)
     folders = (*_without(front.folders, event.folder), event.folder)
     return replace(front, numbered=number, needed=number, newest=update, folders=folders)
+
+
+def _on_kept(front: Front, event: FolderKept) -> Front:
+    if front.newest is None or front.newest.number != event.number:
+        return front
+    return replace(front, newest=replace(front.newest, kept=event.kept))
 
 
 def _without(folders: tuple[str, ...], removed: str) -> tuple[str, ...]:
@@ -388,8 +415,7 @@ def is_loadable(front: Front, number: int, now: float) -> bool | None:
 def superseded(front: Front, keep: int) -> Iterator[str]:
     """Yield the folders of older updates, which no member needs, without the newest `keep`.
 
-    Only folders with a number at their end are removed, beside that of the newest update: a trainer
-    may also send the folder of a model.
+    Only folders with a number at their end are removed, beside that of the newest update.
     """
     newest = front.newest
     if not keep or newest is None or front.pause is not None:
@@ -397,8 +423,13 @@ def superseded(front: Front, keep: int) -> Iterator[str]:
     parent = newest.folder.rstrip("/").rpartition("/")[0]
     for folder in front.folders[:-keep]:
         is_beside = parent != "" and folder.rstrip("/").rpartition("/")[0] == parent
-        if is_beside and folder.rstrip("/")[-1:].isdecimal():
+        if is_beside and is_numbered(folder):
             yield folder
+
+
+def is_numbered(folder: str) -> bool:
+    """Return whether a folder is one of many: a trainer may also send that of a model."""
+    return folder.rstrip("/")[-1:].isdecimal()
 
 
 def lost(before: Front, after: Front) -> Iterator[int]:
@@ -463,7 +494,7 @@ def sentences(before: Front, after: Front) -> Iterator[str]:
         yield f"the trainer pauses the members ({after.pause.path}): requests are held"
     elif before.pause is not None and after.pause is None:
         yield "the trainer resumes the members"
-    if after.newest is not None and before.newest != after.newest:
+    if after.newest is not None and before.numbered != after.numbered:
         yield f"the trainer's newest weights are version {after.newest.version}"
     for port, member in after.members.items():
         former = before.members.get(port)

@@ -44,7 +44,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--dialect", choices=(*DIALECTS,), default="sglang", help=dialect)
     state = "a file with what the members have loaded, for the next front of this run"
     add("--state", default="", metavar="FILE", help=state)
-    keep = "remove the folders of older updates than the newest N; 0: none (%(default)s)"
+    keep = (
+        "remove the folders of older updates than the newest N, and have the newest one stay "
+        "where the trainer removes it; 0: neither (%(default)s)"
+    )
     add("--keep", type=int, default=0, metavar="N", help=keep)
     options = parser.parse_args(argv)
     if not 0 <= options.control_port < 65536:

@@ -17,10 +17,8 @@ front_members.py decides who serves, front_traffic.py who is wedged; here is wha
 from __future__ import annotations
 
 import hmac
-import shutil
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,11 +28,13 @@ from msgspec.structs import replace
 
 from agent.base.text import escaped
 from agent.base.typed import decode
+from agent.front import front_folders
 from agent.front.front_forward import BrokenError, Forwarder, MemberReply, UnreachableError
 from agent.front.front_members import (
     START,
     Call,
     Event,
+    FolderKept,
     FolderRemoved,
     Member,
     Ordered,
@@ -48,6 +48,7 @@ from agent.front.front_members import (
     Wedged,
     due,
     is_loadable,
+    is_numbered,
     lost,
     outdated,
     sentences,
@@ -64,7 +65,7 @@ from agent.job.front_protocol import (
     Slot,
     SlotStatus,
 )
-from agent.job.weight_dialects import Dialect, EngineVerb, update_of
+from agent.job.weight_dialects import Dialect, EngineVerb, update_of, with_folder
 from agent.record.background import result_in_thread
 from agent.serving.bodies import Bodies
 from agent.serving.connections import PortRunner, PortSite, suspend_deadline
@@ -101,7 +102,7 @@ must not crash all of them.
 _LONGEST_BODY = 64 << 20
 _MOST_MEMORY = 1 << 30  # Of all bodies, which are kept until the reply begins
 _LAST_REQUESTS = 1.0  # Twice this is waited for at the end, within the 3 s of a stop.
-_CLOCKS_DIFFER = 60.0  # Seconds by which the clock of a shared disk may be behind
+_KEEP_WITHIN = 30.0  # Seconds to link the files of an update; a trainer waits for it
 _SHOWN = 200  # characters of an engine's answer to an update
 _REPEATED_HEADERS = ("Content-Type", "Authorization")
 _JSON = (("Content-Type", "application/json"),)
@@ -112,7 +113,8 @@ _Process = tuple[int, tuple[int, str]]
 class FrontServer:
     """All slots of one service; `say` writes a sentence to the log.
 
-    It removes the folders of older updates than the newest `keep`; 0: none.
+    It removes the folders of older updates than the newest `keep`, and has the newest one stay
+    where the trainer removes it; 0: neither.
     """
 
     def __init__(  # noqa: PLR0913 - all that a front is made of
@@ -147,6 +149,9 @@ class FrontServer:
         self._unbound: dict[int, str] = {}
         self._ordering = anyio.Lock()
         self._loads: dict[_Process, anyio.Lock] = {}
+        self._keeping = anyio.Lock()
+        self._kept = START
+        """The number of the last update whose folder was to be kept."""
         self._calls: dict[int, dict[anyio.CancelScope, float]] = {}
         """The verbs that each member has not answered; when one that loads began, else 0."""
         self._longest_update = 0.0
@@ -346,13 +351,30 @@ class FrontServer:
 
     async def _remove_folder(self, folder: str) -> None:
         try:
-            is_old = await result_in_thread(partial(_remove, folder, self._front.began))
+            is_old = await result_in_thread(
+                partial(front_folders.remove, folder, self._front.began)
+            )
             if is_old:
                 self._say(f"{folder} stays: it was there before the run")
         except FileNotFoundError:
             return  # the trainer has removed it
         except OSError as problem:
             self._say(f"cannot remove {folder}: {problem.strerror or problem}")
+
+    async def _keep_folder(self, update: Update) -> None:
+        """Have the files of an update stay: its folder may go once all members are answered for."""
+        async with self._keeping:
+            if not self._keep or update.number <= self._kept or not is_numbered(update.folder):
+                return
+            self._kept = update.number
+            try:
+                kept = await result_in_thread(
+                    partial(front_folders.keep, update.folder), _KEEP_WITHIN
+                )
+            except OSError as problem:
+                self._say(f"cannot keep {update.folder}: {problem.strerror or problem}")
+            else:
+                self._apply(FolderKept(update.number, kept))
 
     def _cancel(self, port: int) -> None:
         """Cancel what was sent to a member: it gets no more requests."""
@@ -527,23 +549,26 @@ class FrontServer:
             )
             call = Call(request.raw_path, content, headers)
             self._apply(VerbCame(port, verb.kind, call, folder, version))
+        newest = self._front.newest if folder else None
         member = self._front.members.get(port)
         if member is None or not member.takes_verbs:
+            if newest is not None:
+                await self._keep_folder(newest)
             return _minimal(verb)
 
-        newest = self._front.newest
         ended = VerbEnded(
             port,
             member.process,
             verb.kind,
             "lost",
-            number=newest.number if newest is not None and folder else START,
+            number=START if newest is None else newest.number,
             version=version,
             why=f"{verb.path}: the trainer disconnected",
         )
         try:
-            if folder:
+            if newest is not None:
                 await self._memory.written()  # a next front must not refit with older weights
+                await self._keep_folder(newest)
             answer = await self._send_verb(request, verb, member, content)
             result, why = _result_of(answer)
             ended = replace(ended, result=result, why=f"{verb.path}: {why}")
@@ -644,13 +669,22 @@ class FrontServer:
             paused = await self._repeat(member, self._front.pause, FIRST_VERB)
             if isinstance(paused, Exception):
                 return paused
-        loaded = await self._repeat(member, update.call, limit)
+        loaded = await self._repeat(member, await self._refit_call(update), limit)
         if _result_of(loaded)[0] == "done" and self._front.pause is None:
             # It may have missed a resume, also while it loaded.
             resumed = await self._repeat(member, self._resume, FIRST_VERB)
             if isinstance(resumed, Exception):
                 return resumed
         return loaded
+
+    async def _refit_call(self, update: Update) -> Call:
+        """Return the request of an update, with the front's own folder if it has one."""
+        await self._keep_folder(update)
+        newest = self._front.newest
+        if newest is None or newest.number != update.number or not newest.kept:
+            return update.call
+        verb = self._verbs[update.call.path.partition("?")[0]]
+        return replace(update.call, body=with_folder(verb, update.call.body, newest.kept))
 
     async def _repeat(self, member: Member, call: Call, limit: float) -> MemberReply | Exception:
         return await self._call(member, limit, "POST", call.path, call.body, call.headers)
@@ -680,14 +714,6 @@ class FrontServer:
             for scope, load_began in scopes.items():
                 if load_began:
                     scope.deadline = load_began + self._update_limit()
-
-
-def _remove(folder: str, began: float) -> bool:
-    """Remove a folder, unless it is older than the run; return whether it is."""
-    if Path(folder).lstat().st_mtime < began - _CLOCKS_DIFFER:
-        return True
-    shutil.rmtree(folder)
-    return False
 
 
 def _late(limit: float) -> TimeoutError:

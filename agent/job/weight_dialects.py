@@ -123,3 +123,8 @@ def update_of(verb: EngineVerb, body: bytes) -> tuple[str, str]:
         return folder, str(version)
     number = _LAST_NUMBER.search(folder)
     return folder, str(int(number[1])) if number else folder.rstrip("/").rpartition("/")[2]
+
+
+def with_folder(verb: EngineVerb, body: bytes, folder: str) -> bytes:
+    """Return an update's body with another folder."""
+    return msgspec.json.encode({**decode(body, dict[str, object]), verb.folder: folder})

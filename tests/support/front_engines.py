@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from agent.base.text import in_url
+from agent.front import front_members, front_server, front_traffic
 from agent.front.front_memory import FrontMemory
 from agent.front.front_server import FrontServer
 from agent.job.front_protocol import FrontOrder, FrontStatus, Slot, SlotStatus
@@ -22,13 +24,32 @@ from agent.serving.program import listening_on
 from support.free_ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import pytest
 
 KEY = "key"
 HOST = "127.0.0.1"
 UPDATE = "/update_weights_from_disk"
 PAUSE = "/pause_generation"
 RESUME = "/continue_generation"
+_SHORT_TIMES = (
+    (front_server, "LOOK", 0.02),
+    (front_server, "FIRST_VERB", 0.3),
+    (front_server, "FIRST_UPDATE", 0.4),
+    (front_server, "UPDATE_LEAST", 0.4),
+    (front_server, "DISCOVERY", 0.3),
+    (front_server, "TRY_AGAIN", 0.05),
+    (front_traffic, "WEDGED_LEAST", 0.4),
+    (front_members, "TRAINER_SENDS", 0.3),
+    (front_members, "REFIT_PAUSE", 0.1),
+)
+
+
+def shorten_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what takes a minute in a run take tenths of a second."""
+    for module, name, seconds in _SHORT_TIMES:
+        monkeypatch.setattr(module, name, seconds)
 
 
 class StandInEngine:
@@ -55,6 +76,10 @@ class StandInEngine:
         self.statuses: dict[str, int] = {}
         self.waits: dict[str, asyncio.Event] = {}
         """Paths that it answers only after this."""
+        self.replies: dict[str, object] = {}
+        """What it replies to paths, in place of what it has."""
+        self.reads_folders = False
+        """Whether it refuses an update whose folder has no file."""
 
     async def start(self) -> None:
         """Listen, with the weights of a start."""
@@ -106,8 +131,13 @@ class StandInEngine:
             return await self._stream(request)
         if path in {UPDATE, "/update_weights"}:
             fields = json.loads(content)
-            self.weights = fields.get("weight_version") or fields["weight_dir"]
+            folder = Path(fields.get("model_path") or fields["weight_dir"])
+            if self.reads_folders and not _has_files(folder):
+                return web.json_response({"success": False, "by": self.name}, status=400)
+            self.weights = fields.get("weight_version") or folder.name
         self.is_paused = (self.is_paused or path == PAUSE) and path != RESUME
+        if path in self.replies:
+            return web.json_response(self.replies[path])
         return web.json_response({"by": self.name, "version": self.weights, "size": len(content)})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -118,6 +148,10 @@ class StandInEngine:
         await self.waits["parts"].wait()
         await reply.write(b"data: 2\n\n")
         return reply
+
+
+def _has_files(folder: Path) -> bool:
+    return any(folder.glob("*"))
 
 
 class FrontUnderTest:
@@ -212,8 +246,14 @@ class FrontUnderTest:
 
 
 @asynccontextmanager
-async def running_front(
-    count: int = 2, dialect: str = "sglang", memory: str = "", keep: int = 0, host: str = HOST
+async def running_front(  # noqa: PLR0913 - what differs between tests
+    count: int = 2,
+    dialect: str = "sglang",
+    memory: str = "",
+    *,
+    keep: int = 0,
+    host: str = HOST,
+    limit: float = 20.0,
 ) -> AsyncIterator[FrontUnderTest]:
     """Run engines and a front that has had its first order."""
     engines = tuple(StandInEngine(f"e{number}", host) for number in range(count))
@@ -224,7 +264,7 @@ async def running_front(
     control = [*listening_on(["127.0.0.1"], 0).values()]
     serving = asyncio.create_task(front.server.serve(control, stop, ready.set))
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(limit):
             await ready.wait()
             await front.order()
             yield front
@@ -235,3 +275,21 @@ async def running_front(
         for engine in engines:
             with contextlib.suppress(Exception):
                 await engine.kill()
+
+
+def play(  # noqa: PLR0913 - what differs between tests
+    scenario: Callable[[FrontUnderTest], Awaitable[None]],
+    count: int = 2,
+    dialect: str = "sglang",
+    *,
+    keep: int = 0,
+    host: str = HOST,
+    limit: float = 20.0,
+) -> None:
+    """Run a scenario with so many engines."""
+
+    async def with_front() -> None:
+        async with running_front(count, dialect, keep=keep, host=host, limit=limit) as front:
+            await scenario(front)
+
+    asyncio.run(with_front())

@@ -13,6 +13,7 @@ from agent.front.front_members import (
     TRAINER_SENDS,
     Call,
     Event,
+    FolderKept,
     FolderRemoved,
     Front,
     Ordered,
@@ -596,6 +597,18 @@ def test_a_later_attempt_writes_the_same_folders_anew() -> None:
     history.update("2", (A, "done"), (B, "done"))
     assert history.front.folders == ("/w/1", "/w/2")
     assert [*superseded(history.front, 2)] == []
+
+
+def test_the_fronts_own_folder_is_of_the_newest_update_alone() -> None:
+    """One that is finished after the next update has come is no longer of use, and no update."""
+    history = History().order().update("1", (A, "done"), (B, "done"))
+    history.apply(FolderKept(1, "/w/.pod-agent/1"))
+    assert history.front.newest is not None
+    assert history.front.newest.kept == "/w/.pod-agent/1"
+    history.update("2", (A, "done"), (B, "done")).apply(FolderKept(1, "/w/.pod-agent/1"))
+    assert history.front.newest.kept == ""
+    newest = [line for line in history.log if "newest weights" in line]
+    assert newest == [f"the trainer's newest weights are version {number}" for number in (1, 2)]
 
 
 def test_only_numbered_folders_beside_the_newest_are_removed() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
+import shutil
 import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -16,14 +17,21 @@ import msgspec
 import pytest
 from yarl import URL
 
-from agent.front import front_forward, front_members, front_server, front_traffic
+from agent.front import front_forward, front_server
 from agent.front.front_members import Front, Ordered, transition
 from agent.front.front_memory import FrontMemory
 from agent.job.front_protocol import FrontOrder, FrontStatus, Slot
-from support.front_engines import HOST, PAUSE, RESUME, UPDATE, StandInEngine, running_front
+from support.front_engines import (
+    PAUSE,
+    RESUME,
+    UPDATE,
+    StandInEngine,
+    play,
+    running_front,
+    shorten_times,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from support.front_engines import FrontUnderTest
@@ -34,33 +42,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what takes a minute in a run take tenths of a second."""
-    for module, name, seconds in (
-        (front_server, "LOOK", 0.02),
-        (front_server, "FIRST_VERB", 0.3),
-        (front_server, "FIRST_UPDATE", 0.4),
-        (front_server, "UPDATE_LEAST", 0.4),
-        (front_server, "DISCOVERY", 0.3),
-        (front_server, "TRY_AGAIN", 0.05),
-        (front_traffic, "WEDGED_LEAST", 0.4),
-        (front_members, "TRAINER_SENDS", 0.3),
-        (front_members, "REFIT_PAUSE", 0.1),
-    ):
-        monkeypatch.setattr(module, name, seconds)
-
-
-def play(
-    scenario: Callable[[FrontUnderTest], Awaitable[None]],
-    count: int = 2,
-    dialect: str = "sglang",
-    host: str = HOST,
-) -> None:
-    """Run a scenario with so many engines."""
-
-    async def with_front() -> None:
-        async with running_front(count, dialect, host=host) as front:
-            await scenario(front)
-
-    asyncio.run(with_front())
+    shorten_times(monkeypatch)
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -1113,136 +1095,6 @@ def test_prime_rl() -> None:
     play(scenario, dialect="prime-rl")
 
 
-CLIENT = """
-import asyncio
-import sys
-from pathlib import Path
-from prime_rl.configs.shared import ClientConfig
-from prime_rl.utils.client import check_health, setup_admin_clients, update_weights
-
-async def main():
-    folder, *urls = sys.argv[1:]
-    clients = setup_admin_clients(ClientConfig(admin_base_url=urls))
-    await check_health(clients)
-    for step in range(12):
-        await update_weights(clients, Path(folder) / f"step_{step}", step=step)
-        print("done", step, file=sys.stderr, flush=True)  # its log is the other stream
-        await asyncio.to_thread(sys.stdin.readline)
-
-asyncio.run(main())
-"""
-"""Prime-rl's own client in place of its orchestrator: one update after the other."""
-PRIME_RL = os.environ.get("POD_AGENT_PRIME_RL", "")
-PRIME_RL_PYTHON = os.environ.get("POD_AGENT_PRIME_RL_PYTHON", "")
-
-
-SLIMES_CLIENT = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
-
-def stub(name, **values):
-    sys.modules[name] = ModuleType(name)
-    vars(sys.modules[name]).update(values)
-
-stub("sglang")
-stub("sglang.srt")
-stub("sglang.srt.server_args", ServerArgs=object)
-stub("sglang.srt.utils", kill_process_tree=None)
-stub("slime.ray.ray_actor", RayActor=object)
-stub("slime.utils.accelerator", initialize_accelerator=lambda: None)
-stub("slime.utils.http_utils", get_host_info=None)
-stub("slime.backends.sglang_utils.external", get_server_info=None)
-from slime.backends.sglang_utils.sglang_engine import SGLangEngine
-
-folder, *urls = sys.argv[1:]
-engines = []
-for url in urls:
-    engine = SGLangEngine(args=None, rank=0)
-    engine.node_rank = 0
-    engine.server_host, engine.server_port = url.rpartition("//")[2].strip("/").split(":")
-    engines.append(engine)
-
-def of_each(verb, **values):
-    with ThreadPoolExecutor() as pool:  # slime has a Ray actor for each engine
-        list(pool.map(lambda engine: getattr(engine, verb)(**values), engines))
-
-for step in range(12):
-    of_each("pause_generation")
-    of_each("flush_cache")
-    of_each("update_weights_from_disk", model_path=folder, weight_version=str(step))
-    of_each("continue_generation")
-    print("done", step, file=sys.stderr, flush=True)
-    sys.stdin.readline()
-"""
-"""slime's own engines, in the order in which its group of actors calls them."""
-SLIME = os.environ.get("POD_AGENT_SLIME", "")
-
-
-async def _updates_by_a_frameworks_own_client(
-    front: FrontUnderTest, client: tuple[str, ...], path: str, below: str = ""
-) -> None:
-    """Have it update both engines twelve times, one of them killed meanwhile, and then one hung."""
-    first, second = front.engines
-    process = await asyncio.create_subprocess_exec(
-        *client,
-        *(front.url(0, below), front.url(1, "")),
-        env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stderr is not None
-    limit = 60.0  # of its start
-    for step in range(12):
-        line = await asyncio.wait_for(process.stderr.readline(), limit)
-        assert line == f"done {step}\n".encode()
-        limit = 5.0
-        if step == 2:
-            await first.kill()
-            first.answers = False
-            await front.order()
-        if step == 5:
-            first.generation += 1
-            await first.start()
-            first.answers = True
-            await front.order()
-        if step == 8:
-            second.hangs = {"*"}
-        process.stdin.write(b"\n")
-    assert await process.wait() == 0
-    await second.restart()
-    await front.order()
-    await front.until(lambda: front.states() == ["serving", "serving"])
-
-
-@pytest.mark.skipif(not PRIME_RL_PYTHON, reason="POD_AGENT_PRIME_RL_PYTHON names no Python")
-def test_prime_rls_own_client(tmp_path: Path) -> None:
-    """No update fails or takes long while an engine is down, or hangs; both get the last one."""
-    client = (PRIME_RL_PYTHON, "-c", CLIENT, str(tmp_path))
-    path = f"{PRIME_RL}/packages/prime-rl-configs/src:{PRIME_RL}/src"
-
-    async def scenario(front: FrontUnderTest) -> None:
-        await _updates_by_a_frameworks_own_client(front, client, path, "/v1")
-        first, second = front.engines
-        assert first.weights == second.weights == str(tmp_path / "step_11")
-
-    play(scenario, dialect="prime-rl")
-
-
-@pytest.mark.skipif(not SLIME, reason="POD_AGENT_SLIME names no checkout")
-def test_slimes_own_client(tmp_path: Path) -> None:
-    """The same for slime, whose engines wait for each verb without a limit."""
-    client = (sys.executable, "-c", SLIMES_CLIENT, str(tmp_path))
-
-    async def scenario(front: FrontUnderTest) -> None:
-        await _updates_by_a_frameworks_own_client(front, client, SLIME)
-        assert [one.weights for one in front.engines] == ["11", "11"]
-
-    play(scenario)
-
-
 def test_what_was_there_before_the_run_is_not_removed(tmp_path: Path) -> None:
     """A trainer may begin with a folder of an earlier run, or of a model, beside its own."""
     folders = [tmp_path / f"step_{version}" for version in range(1, 5)]
@@ -1290,3 +1142,63 @@ def test_older_folders_are_removed(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert [folder.exists() for folder in folders] == [False, True, True, True]
+
+
+def test_the_newest_folder_stays_where_the_trainer_removes_it(tmp_path: Path) -> None:
+    """AReaL does once all have loaded it; with all engines down none could serve again."""
+    folders = [tmp_path / f"weight_update_v{version}" for version in (1, 2)]
+    kept = [tmp_path / ".pod-agent" / folder.name for folder in folders]
+
+    async def scenario(front: FrontUnderTest) -> None:
+        for engine in front.engines:
+            engine.reads_folders = True
+        for folder in folders:
+            folder.mkdir()
+            (folder / "model.safetensors").write_text(folder.name)
+            body = {"model_path": str(folder), "abort_all_requests": True}
+            asked = (front.post(slot, UPDATE, body) for slot in (0, 1))
+            assert [status for status, _ in await asyncio.gather(*asked)] == [200, 200]
+            shutil.rmtree(folder)
+        for engine in front.engines:
+            await engine.restart()
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        for engine in front.engines:
+            refit = json.loads(engine.bodies[engine.asked.index(UPDATE, -2)])
+            assert refit == {"model_path": str(kept[1]), "abort_all_requests": True}
+            assert front.of(0).version == "2"
+
+    play(scenario, keep=2)
+    assert not kept[0].exists()
+    assert (kept[1] / "model.safetensors").read_text() == "weight_update_v2"
+
+
+def test_a_folder_of_which_no_other_one_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update goes on; a member that comes back loads the trainer's folder."""
+    folder = tmp_path / "weight_update_v1"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+
+    def refuse(_of: str, _to: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        first.reads_folders = True
+        first.answers = False
+        await front.order()
+        body = {"model_path": str(folder)}
+        for slot in (0, 1):
+            assert (await front.post(slot, UPDATE, body))[0] == 200
+        first.answers = True
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        (why,) = (line for line in front.log if line.startswith("cannot keep"))
+        assert why == f"cannot keep {folder}: [Errno 1] Operation not permitted"
+        assert first.weights == folder.name
+
+    play(scenario, keep=2)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.job.weight_dialects import DIALECTS, EngineVerb, update_of
+from agent.job.weight_dialects import DIALECTS, EngineVerb, update_of, with_folder
 
 SGLANG = "/update_weights_from_disk"
 
@@ -41,6 +41,12 @@ def test_folder_and_version_of_an_update(
     row = verb(dialect, path)
     wanted = "" if folder is None or isinstance(body, list) else body[row.folder]
     assert update_of(row, json.dumps(body).encode()) == (wanted, version)
+
+
+def test_an_update_with_another_folder() -> None:
+    """All else is as the trainer has sent it."""
+    body = b'{"model_path":"/w/v7","weight_version":"7","options":{"a":[1]}}'
+    assert with_folder(verb("sglang", SGLANG), body, "/k/v7") == body.replace(b"/w/", b"/k/")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000])
