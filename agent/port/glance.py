@@ -201,7 +201,10 @@ def _nothing_serves(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Se
     more = [other.short for _, other in starved[1:]]
     follows = "Its members are started again; the job goes on once one serves."
     if not service.may_recover:
-        follows = f"Its members are given up, or their nodes are gone (lost = {group.lost})."
+        follows = (
+            "Its members are given up, their nodes are gone, or another attempt must send them "
+            f"the weights by NCCL (lost = {group.lost})."
+        )
     stall = "" if status.stall is None else status.stall.what
     is_final = not service.may_recover and group.lost == "wait"
     details = _joined(*more, follows, stall, _saved(status), _hourly(status))

@@ -127,6 +127,8 @@ class StandInEngine:
         if path in self.statuses:
             reply = {"success": False, "by": self.name}
             return web.json_response(reply, status=self.statuses[path])
+        if path in self.replies:
+            return web.json_response(self.replies[path])
         if path == "/stream":
             return await self._stream(request)
         if path in {UPDATE, "/update_weights"}:
@@ -136,8 +138,6 @@ class StandInEngine:
                 return web.json_response({"success": False, "by": self.name}, status=400)
             self.weights = fields.get("weight_version") or folder.name
         self.is_paused = (self.is_paused or path == PAUSE) and path != RESUME
-        if path in self.replies:
-            return web.json_response(self.replies[path])
         return web.json_response({"by": self.name, "version": self.weights, "size": len(content)})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:

@@ -492,7 +492,8 @@ def is_lost(state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float) -
     if _may_report(state, spec, now):
         return False
     members = members_of(state, spec)
-    return _count_left(state, members, now) < needed(group, members, missing_ranks(state, spec))
+    left = _count_left(state, spec, members, now)
+    return left < needed(group, members, missing_ranks(state, spec))
 
 
 def _may_report(state: HeadState, spec: ServiceSpec, now: float) -> bool:
@@ -501,15 +502,30 @@ def _may_report(state: HeadState, spec: ServiceSpec, now: float) -> bool:
     return is_in_time and bool(missing_ranks(state, spec))
 
 
-def _count_left(state: HeadState, members: tuple[GroupMember, ...], now: float) -> int:
+def _count_left(
+    state: HeadState, spec: ServiceSpec, members: tuple[GroupMember, ...], now: float
+) -> int:
     """Return how many members serve or may serve again."""
     grace = state.goal.limits[wait_keys.NODE]
     left = 0
     for member in members:
         worker = state.fleet.workers[member.key[0]]
         is_away = bool(worker.silent) and now >= worker.silent_since + grace
-        left += member.may_serve and not is_away
+        left += member.may_serve and not is_away and not _needs_attempt(state, spec, member)
     return left
+
+
+def _needs_attempt(state: HeadState, spec: ServiceSpec, member: GroupMember) -> bool:
+    """Return whether a member serves again in another attempt alone: by NCCL it got no weights.
+
+    Its process has ended, or came after the trainer had formed the group of ranks.
+    """
+    if spec.weights != "nccl" or not state.runs_attempt:
+        return False
+    item = state.services.by_key.get(member.key)
+    if item is None:
+        return False  # its node has not reported it yet
+    return item.step is Step.LOST or lacks_weights(state, member.key, item)
 
 
 def end_of_boot(state: HeadState) -> Outcome | None:

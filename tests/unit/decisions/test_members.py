@@ -17,6 +17,7 @@ from agent.decisions.head.members import (
 )
 from agent.decisions.head.service_addresses import judges_now, known_place
 from agent.decisions.head.shares import shares_verdict
+from agent.decisions.head.starvation import starved_services
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import HERE, RAY, ItemReport, Step, Want
 from agent.frameworks.recipe import NodeSize
@@ -137,6 +138,20 @@ ROWS = {
         "TTSS",
         weights="nccl",
         group=replace(GROUP, min=None),
+    ),
+    "a group that ends the attempt: by NCCL no other process takes its place": Row(
+        [*RUNS, (7.0, says(2, "lost", "ready"))],
+        "LSSS",
+        "stopping",
+        weights="nccl",
+        group=replace(GROUP, min=None, lost="retry"),
+        end="too few members of engine are left in the group rollout: 3 of 4 serve, 4 needed",
+    ),
+    "behind a front another process takes its place": Row(
+        [*RUNS, (7.0, says(2, "lost", "lost")), (8.0, says(3, "lost", "lost"))],
+        "LLLL",
+        weights="sglang",
+        group=replace(GROUP, lost="retry"),
     ),
     "a job that fails without such a member is tried again": Row(
         [
@@ -272,6 +287,18 @@ def test_a_member_that_only_the_trainer_can_update_stays_out_of_its_router() -> 
     assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2, is_stale=True)
     trace.state = trace.state.with_attempt(engines={})
     assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2)
+
+
+def test_a_stale_engine_of_nccl_is_no_reason_to_wait() -> None:
+    """A trainer that hangs in NCCL since is a stall: none serves again in this attempt."""
+    history = [*RUNS, *((7.0, says(node, "lost", "lost")) for node in (2, 3))]
+    fronted = Trace(a_goal(weights="sglang"), [*UP, *history])
+    assert [one.may_recover for one in starved_services(fronted.state, 8.0)] == [True]
+    trace = Trace(a_goal(weights="nccl"), [*UP, *history])
+    assert [one.may_recover for one in starved_services(trace.state, 8.0)] == [False]
+    for node in (2, 3):
+        trace.take(says(node, "ready", "ready", generation=2), 9.0)
+    assert [one.may_recover for one in starved_services(trace.state, 9.0)] == [False]
 
 
 def test_members_that_await_the_first_update_of_an_attempt() -> None:

@@ -1,7 +1,8 @@
 """The frameworks' own clients of engines: what they do when an engine exits or hangs.
 
-Each runs only where variables name it: POD_AGENT_SLIME, POD_AGENT_PRIME_RL and POD_AGENT_AREAL a
-checkout, and the same name with _PYTHON a Python that has its packages (slime needs none).
+Each runs only where variables name it: POD_AGENT_SLIME, POD_AGENT_PRIME_RL, POD_AGENT_AREAL and
+POD_AGENT_SKYRL a checkout, and the same name with _PYTHON a Python that has its packages (slime
+needs none; for SkyRL vllm-router, too). POD_AGENT_TRL_PYTHON is one with TRL.
 """
 
 from __future__ import annotations
@@ -150,17 +151,17 @@ class Framework(NamedTuple):
 
     name: str
     client: str
-    folders: tuple[str, ...]
-    """Below the checkout, those that Python imports from."""
-    weights: str
+    folders: tuple[str, ...] = ()
+    """Below its checkout, those that Python imports from."""
+    weights: str = ""
     dialect: str = "sglang"
     engines_read: bool = False
     """Whether its folders of weights are there, and the engines look into them."""
 
     @property
     def variable(self) -> str:
-        """The one that names its checkout."""
-        return f"POD_AGENT_{self.name}"
+        """The one that names its checkout, or without a checkout a Python that has it."""
+        return f"POD_AGENT_{self.name}{'' if self.folders else '_PYTHON'}"
 
 
 FRAMEWORKS = (
@@ -173,24 +174,30 @@ FRAMEWORKS = (
 )
 
 
+def _skip_without(framework: Framework) -> None:
+    if framework.variable not in os.environ:
+        pytest.skip(f"{framework.variable} is not set")
+
+
 @asynccontextmanager
-async def running(framework: Framework, *arguments: str) -> AsyncIterator[Process]:
+async def running(
+    framework: Framework, *arguments: str, stubs: Path | None = None
+) -> AsyncIterator[Process]:
     """Run a client until it ends by itself."""
-    checkout = os.environ[framework.variable]
+    python = os.environ.get(f"POD_AGENT_{framework.name}_PYTHON", sys.executable)
+    places = [f"{os.environ[framework.variable]}/{folder}" for folder in framework.folders]
+    if stubs is not None:
+        places.append(str(stubs))
     process = await asyncio.create_subprocess_exec(
-        *(os.environ.get(f"{framework.variable}_PYTHON", sys.executable), "-c", framework.client),
-        *arguments,
-        env={
-            "PYTHONPATH": ":".join(f"{checkout}/{folder}" for folder in framework.folders),
-            "PATH": os.environ["PATH"],
-        },
+        *(python, "-c", framework.client, *arguments),
+        env={"PYTHONPATH": ":".join(places), "PATH": os.environ["PATH"]},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         yield process
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -218,8 +225,7 @@ def go_on(process: Process) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name.lower())
 def test_twelve_updates_through_a_front(framework: Framework, tmp_path: Path) -> None:
     """No one fails or takes long while an engine is down, or hangs; both get the last one."""
-    if framework.variable not in os.environ:
-        pytest.skip(f"{framework.variable} names no checkout")
+    _skip_without(framework)
 
     async def scenario(front: FrontUnderTest) -> None:
         first, second = front.engines
@@ -249,4 +255,220 @@ def test_twelve_updates_through_a_front(framework: Framework, tmp_path: Path) ->
         await front.until(lambda: front.states() == ["serving", "serving"])
         assert [one.weights for one in front.engines] == 2 * [framework.weights]
 
-    play(scenario, dialect=framework.dialect, keep=2, limit=120.0)
+    play(scenario, dialect=framework.dialect, keep=2, limit=200.0)
+
+
+# --- weights by NCCL: no front --------------------------------------------------------------------
+
+_ANSWERS = """
+import asyncio
+import sys
+import time
+
+slept = []
+
+def brief(sleep):
+    def sleeps(seconds, *more):
+        slept.append(seconds)
+        return sleep(seconds / 20, *more)
+    return sleeps
+
+asyncio.sleep = brief(asyncio.sleep)
+time.sleep = brief(time.sleep)
+
+async def answer(requests):
+    print("done started", file=sys.stderr, flush=True)
+    while verb := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        slept.clear()
+        try:
+            result = await requests[verb]()
+        except Exception as error:
+            result = type(error).__name__
+        print("done", result, f"{sum(slept):.0f} s", file=sys.stderr, flush=True)
+"""
+"""A client sends what it is asked for, and writes the result or the error, and how long it paused.
+
+Its pauses are a twentieth.
+"""
+
+SKYRL = (
+    _ANSWERS
+    + """
+from types import ModuleType, SimpleNamespace
+import skyrl
+backends = ModuleType("skyrl.backends")  # its own imports what needs Python 3.12
+backends.__path__ = [skyrl.__path__[0] + "/backends"]
+sys.modules["skyrl.backends"] = backends
+from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import (
+    RemoteInferenceClient,
+)
+from skyrl.backends.skyrl_train.inference_servers.vllm_router import VLLMRouter
+from vllm_router.router_args import RouterArgs
+
+engines = sys.argv[1:]
+arguments = RouterArgs(host="0.0.0.0", policy="consistent_hash", worker_urls=engines)
+router = VLLMRouter(arguments)
+words = SimpleNamespace(batch_decode=lambda ids: ["word"])
+client = RemoteInferenceClient(
+    router.start(), engines, data_parallel_size=1, model_name="m", tokenizer=words
+)
+
+async def generate():
+    sessions = [*range(16)]
+    batch = {"prompt_token_ids": [[1]] * 16, "sampling_params": {}, "session_ids": sessions}
+    answers = await client.generate(batch)
+    return sorted({number for (number,) in answers["response_ids"]})
+
+async def sync():
+    await client.pause_generation()
+    try:
+        await client.start_weight_update()
+        await client.update_weights_nccl({"names": []})
+        await client.finish_weight_update()
+    finally:
+        await client.resume_generation()
+    return "synced"
+
+asyncio.run(answer({"generate": generate, "sync": sync}))
+router.shutdown()
+"""
+)
+"""SkyRL's own client and router; a sync as its dispatch and its NCCL strategy send it."""
+
+TRL = (
+    _ANSWERS
+    + """
+import torch
+from trl.generation.vllm_client import VLLMClient
+
+client = VLLMClient(base_url=sys.argv[1], connection_timeout=5.0)
+client.init_communicator("cuda")
+
+async def generate():
+    answers = await asyncio.to_thread(client.generate, [[1, 2]])
+    return answers["completion_ids"]
+
+def send_weights():
+    client.update_named_params([("w", "float32", [1])], iter([("w", torch.zeros(1))]))
+    client.reset_prefix_cache()
+
+async def sync():
+    await asyncio.to_thread(send_weights)
+    return "synced"
+
+asyncio.run(answer({"generate": generate, "sync": sync}))
+"""
+)
+"""TRL's own client of `vllm serve`."""
+TRL_REPLIES = {
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/server_info": {"vllm_config": {"weight_transfer_config": {"backend": "nccl"}}},
+    "/get_world_size": {"world_size": 1},
+    "/update_weights": {},
+    "/v1/completions": {
+        "choices": [{"prompt_token_ids": [1, 2], "token_ids": [7], "logprobs": None}]
+    },
+}
+VLLM_STUBS = {
+    "vllm-0.28.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.28.0\n",
+    "vllm-0.28.0.dist-info/top_level.txt": "vllm\n",
+    "vllm/__init__.py": "LLM = RequestOutput = SamplingParams = None",
+    "vllm/sampling_params.py": "StructuredOutputsParams = None",
+    "vllm/utils/network_utils.py": "def get_ip(): return '127.0.0.1'",
+    "vllm/distributed/weight_transfer/nccl_common.py": (
+        "from types import SimpleNamespace\n"
+        "def trainer_init(info): return SimpleNamespace(group=SimpleNamespace())"
+    ),
+    "vllm/distributed/weight_transfer/packed_tensor.py": (
+        "def packed_nccl_broadcast_producer(iterator, **_): return [*iterator]"
+    ),
+}
+"""Of vLLM, what TRL imports from it: the group of ranks and the transfer by NCCL need GPUs."""
+
+
+async def asked(process: Process, verb: str, limit: float = 40.0) -> str:
+    """Have a client send something; return the result, or its error."""
+    assert process.stdin is not None
+    process.stdin.write(f"{verb}\n".encode())
+    return await said(process, limit)
+
+
+def test_skyrls_own_client() -> None:
+    """Its router sends the requests of an engine nowhere else; one that is back answers them.
+
+    A sync fails at once, or as the process of an engine that hangs ends.
+    """
+    framework = Framework("SKYRL", SKYRL, (".", "skyrl-gym"))
+    _skip_without(framework)
+    path = "/inference/v1/generate"
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first, second = front.engines
+        for number, engine in enumerate(front.engines):
+            answer = {"choices": [{"token_ids": [number], "finish_reason": "stop"}]}
+            engine.replies[path] = answer
+        urls = (f"http://{engine.host}:{engine.port}" for engine in front.engines)
+        async with running(framework, *urls) as process:
+            assert await said(process, 60.0) == "started"
+            assert await asked(process, "generate") == "[0, 1] 0 s"
+            assert await asked(process, "sync") == "synced 0 s"
+
+            first.waits[path] = asyncio.Event()
+            generating = asyncio.create_task(asked(process, "generate"))
+            await front.until(lambda: path in first.asked[-1:])
+            await first.kill()
+            del first.waits[path]
+            await first.start()
+            assert (await generating).startswith("[0, 1]")
+
+            await first.kill()
+            answered = await asked(process, "generate", 60.0)
+            assert answered.startswith("JSONDecodeError")
+            assert await asked(process, "sync") == "ClientConnectorError 0 s"
+            await first.start()
+
+            second.hangs = {"*"}
+            syncing = asyncio.create_task(asked(process, "sync", 60.0))
+            await front.until(lambda: second.asked[-1].startswith("/pause"))
+            await second.kill()
+            assert await syncing == "ServerDisconnectedError 0 s"
+            go_on(process)
+
+    play(scenario, limit=200.0)
+
+
+def test_trls_own_client(tmp_path: Path) -> None:
+    """It tries for a minute, and takes the answers of a server that is back within it."""
+    framework = Framework("TRL", TRL)
+    _skip_without(framework)
+    for name, text in VLLM_STUBS.items():
+        place = tmp_path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        (server,) = front.engines
+        server.replies |= TRL_REPLIES
+        url = f"http://{server.host}:{server.port}"
+        async with running(framework, url, stubs=tmp_path) as process:
+            assert await said(process, 60.0) == "started"
+            assert await asked(process, "generate") == "[[7]] 0 s"
+            assert await asked(process, "sync") == "synced 0 s"
+
+            await server.kill()
+            assert await asked(process, "generate") == "ConnectionError 60 s"
+            assert await asked(process, "sync") == "ConnectionError 60 s"
+
+            await server.start()
+            server.waits["/v1/completions"] = asyncio.Event()
+            generating = asyncio.create_task(asked(process, "generate"))
+            await front.until(lambda: server.asked[-1] == "/v1/completions")
+            await server.kill()
+            del server.waits["/v1/completions"]
+            await server.start()
+            assert (await generating).startswith("[[7]]")
+            server.statuses["/update_weights"] = 500  # as vLLM's without its group of ranks
+            assert await asked(process, "sync") == "RetryError 12 s"
+            go_on(process)
+
+    play(scenario, 1, limit=200.0)

@@ -217,7 +217,7 @@ SERVING = [a_member(n) for n in range(4)]
             DEAD,
             {"short": WAITS, "nothing_since": 40.0, "may_recover": False},
             "end",
-            "Its members are given up, or their nodes are gone (lost = wait).",
+            "another attempt must send them the weights by NCCL (lost = wait).",
         ),
     ],
 )
