@@ -50,6 +50,21 @@ def changed(name: str, changes: dict[str, str]) -> dict[str, str]:
     return {key: text for key, text in environ.items() if text or key not in changes}
 
 
+def environ_of(line: str) -> dict[str, str]:
+    """Return the captured environment that a line names, with its changes.
+
+    `lws-head RAY_WORKER=1 !LWS_GROUP_SIZE` has a variable set, and another removed.
+    """
+    name, *words = shlex.split(line)
+    pairs = [word.partition("=") for word in words]
+    return changed(name, {key.lstrip("!"): text for key, _, text in pairs})
+
+
+def planned(line: str) -> Plan:
+    """Return the plan of the captured environment that a line names, on its machine."""
+    return plan_of(environ_of(line), read(line.partition(" ")[0])[1])
+
+
 def machine(environ: dict[str, str], *, is_first_process: bool = False) -> Facts:
     """Return a healthy machine with many interfaces, with the name from its environment."""
     return Facts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import pytest
 from msgspec.structs import replace
 
@@ -25,14 +27,16 @@ from agent.platforms.resolve import resolve
 from agent.settings.jobs import BY_NAME
 from support.worlds import MACHINE, POD, SECRET, plan_of, settings_of, topology_of, with_ray
 
-TOKEN = {"RAY_AUTH_TOKEN": SECRET}
-TWO = {"EXPECTED_WORKERS": "1"}
-DSTACK = {
+OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
+TOKEN: dict[str, Any] = {"RAY_AUTH_TOKEN": SECRET}
+SHORT_TOKEN: dict[str, Any] = {"RAY_AUTH_TOKEN": "fifteen-of-them"}
+TWO: dict[str, Any] = {"EXPECTED_WORKERS": "1"}
+DSTACK: dict[str, Any] = {
     "DSTACK_NODE_RANK": "0",
     "DSTACK_NODES_NUM": "2",
     "DSTACK_MASTER_NODE_IP": "10.0.0.5",
 }
-INSIST = {"AGENT_ALLOW_INSECURE": "1"}
+INSIST: dict[str, Any] = {"AGENT_ALLOW_INSECURE": "1"}
 OLD = with_ray(MACHINE, version="2.51.1")
 CLICK = with_ray(
     MACHINE, version="2.40.0", python="3.10.13", click="8.3.1", enum_copies_are_same=False
@@ -42,7 +46,27 @@ PUBLIC = replace(
     MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("8.8.4.4",)}, default_source="8.8.4.4"
 )
 OURS = Folder("/tmp/pod-agent", is_folder=True, uid=0, mode=0o700)
-PODS = {"RUNPOD_POD_ID": "podaaa", "HEAD_POD_ID": "podaaa"}
+PODS: dict[str, Any] = {"RUNPOD_POD_ID": "podaaa", "HEAD_POD_ID": "podaaa"}
+
+
+class Row(NamedTuple):
+    """A check on a machine with an environment: its level, and words of its sentence."""
+
+    check: str
+    level: Level
+    words: str
+    facts: Facts
+    environ: dict[str, str]
+
+
+def row(check: str, level: Level, words: str, facts: Facts = MACHINE, **environ: str) -> Row:
+    """Return a row of the table."""
+    return Row(check, level, words, facts, environ)
+
+
+def machine(**changes: object) -> Facts:
+    """Return a machine with other facts."""
+    return replace(MACHINE, **changes)
 
 
 def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
@@ -51,21 +75,13 @@ def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
     return next(finding for finding in findings if finding.check == check)
 
 
-def assert_finding(
-    check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
-) -> None:
-    """Compare a check's finding with a row."""
-    finding = found(check, environ, facts)
-    assert finding.level is level
-    assert words in finding.what
-    if environ.keys().isdisjoint(INSIST):
-        assert bool(finding.remedy) is (level is not Level.OK)
-        assert finding.sentence().endswith(finding.remedy)
-
-
 GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
 H200 = tuple(DriverGpu(index, "NVIDIA H200", 143_771) for index in range(8))
-KUBERAY = {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head", **TWO}
+KUBERAY: dict[str, Any] = {
+    "RAY_CLUSTER_NAME": "rl",
+    "KUBERAY_GEN_RAY_START_CMD": "ray start --head",
+    **TWO,
+}
 KEY = "a" * 40
 
 
@@ -87,7 +103,7 @@ def with_rdma(states: str, *, may_open: bool = True, **variables: str) -> Facts:
     return replace(GPUS, rdma=devices, rdma_is_open=may_open, variables=variables)
 
 
-CLUSTER = {
+CLUSTER: dict[str, Any] = {
     "RUNPOD_POD_ID": "ic0",
     "RUNPOD_API_KEY": "k" * 20,
     "NODE_RANK": "0",
@@ -96,580 +112,367 @@ CLUSTER = {
     "NUM_TRAINERS": "0",
 }
 
-ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
-    "ray": ("ray", {}, MACHINE, Level.OK, "2.60.0 on Python 3.11.7"),
-    "no ray": ("ray", {}, with_ray(MACHINE, version=None), Level.FAIL, "not installed"),
-    "old ray": ("ray", {}, with_ray(MACHINE, version="2.39.0"), Level.FAIL, "older than 2.40"),
-    "oldest ray": ("ray", {}, with_ray(MACHINE, version="2.40.0"), Level.OK, "2.40.0"),
-    "next major": ("ray", {}, with_ray(MACHINE, version="3.0.0.dev0"), Level.OK, "3.0.0"),
-    "odd version": ("ray", {}, with_ray(MACHINE, version="nightly"), Level.FAIL, "nightly"),
-    "no extra": (
-        "ray",
-        {},
-        with_ray(MACHINE, missing=("opencensus",)),
-        Level.FAIL,
-        "`default` extra (opencensus",
-    ),
-    "click": (
-        "ray",
-        {},
-        with_ray(CLICK, click="8.3.0"),
-        Level.FAIL,
-        "click 8.3.0 on Python 3.10.13",
-    ),
-    "last bad click": ("ray", {}, with_ray(CLICK, click="8.4.1"), Level.FAIL, "cannot start"),
-    "older click": ("ray", {}, with_ray(CLICK, click="8.2.1"), Level.OK, "2.40.0"),
-    "packages that do not fit": (
+ROWS = [
+    row("ray", OK, "2.60.0 on Python 3.11.7"),
+    row("ray", FAIL, "not installed", with_ray(MACHINE, version=None)),
+    row("ray", FAIL, "older than 2.40", with_ray(MACHINE, version="2.39.0")),
+    row("ray", OK, "2.40.0", with_ray(MACHINE, version="2.40.0")),
+    row("ray", OK, "3.0.0", with_ray(MACHINE, version="3.0.0.dev0")),
+    row("ray", FAIL, "nightly", with_ray(MACHINE, version="nightly")),
+    row("ray", FAIL, "`default` extra (opencensus", with_ray(MACHINE, missing=("opencensus",))),
+    row("ray", FAIL, "click 8.3.0 on Python 3.10.13", with_ray(CLICK, click="8.3.0")),
+    row("ray", FAIL, "cannot start", with_ray(CLICK, click="8.4.1")),
+    row("ray", OK, "2.40.0", with_ray(CLICK, click="8.2.1")),
+    row(
         "packages",
-        {},
-        with_ray(
-            MACHINE,
-            packages={"fastapi": "0.137.1", "prometheus-fastapi-instrumentator": "8.0.0"},
-        ),
-        Level.WARN,
+        WARN,
         "fastapi 0.137.1 and prometheus-fastapi-instrumentator 8.0.0 do not fit",
+        with_ray(
+            MACHINE, packages={"fastapi": "0.137.1", "prometheus-fastapi-instrumentator": "8.0.0"}
+        ),
     ),
-    "packages that fit": (
-        "packages",
-        {},
-        with_ray(MACHINE, packages={"fastapi": "0.136.3"}),
-        Level.OK,
-        "no pair",
-    ),
-    "newer click": ("ray", {}, with_ray(CLICK, click="8.5.1"), Level.OK, "2.40.0"),
-    "unknown click": ("ray", {}, with_ray(CLICK, click=None), Level.OK, "2.40.0"),
-    "click, newer ray": ("ray", {}, with_ray(CLICK, version="2.53.0"), Level.OK, "2.53.0"),
-    "click, last such ray": (
-        "ray",
-        {},
-        with_ray(CLICK, version="2.52.1"),
-        Level.FAIL,
-        "cannot start",
-    ),
-    "click, newer python": (
-        "ray",
-        {},
-        with_ray(CLICK, enum_copies_are_same=True),
-        Level.OK,
-        "2.40.0",
-    ),
-    "no token, alone": ("token", {}, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
-    "no token, no Ray, alone": (
-        "token",
-        {"AGENT_LAUNCHER": "torchrun"},
-        MACHINE,
-        Level.WARN,
-        "RAY_AUTH_TOKEN is not set",
-    ),
-    "more workers than nodes": (
+    row("packages", OK, "no pair", with_ray(MACHINE, packages={"fastapi": "0.136.3"})),
+    row("ray", OK, "2.40.0", with_ray(CLICK, click="8.5.1")),
+    row("ray", OK, "2.40.0", with_ray(CLICK, click=None)),
+    row("ray", OK, "2.53.0", with_ray(CLICK, version="2.53.0")),
+    row("ray", FAIL, "cannot start", with_ray(CLICK, version="2.52.1")),
+    row("ray", OK, "2.40.0", with_ray(CLICK, enum_copies_are_same=True)),
+    row("token", WARN, "RAY_AUTH_TOKEN is not set"),
+    row("token", WARN, "RAY_AUTH_TOKEN is not set", AGENT_LAUNCHER="torchrun"),
+    row(
         "nodes",
-        {**DSTACK, "EXPECTED_WORKERS": "5"},
-        MACHINE,
-        Level.WARN,
+        WARN,
         "EXPECTED_WORKERS=5, but dstack has 2 nodes (1 worker)",
+        **DSTACK,
+        EXPECTED_WORKERS="5",
     ),
-    "fewer workers than nodes": (
+    row(
         "nodes",
-        {**DSTACK, "EXPECTED_WORKERS": "0"},
-        MACHINE,
-        Level.WARN,
+        WARN,
         "EXPECTED_WORKERS=0, but dstack has 2 nodes (1 worker)",
+        **DSTACK,
+        EXPECTED_WORKERS="0",
     ),
-    "no token, two nodes": ("token", TWO, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
-    "no token, worker": (
+    row("token", WARN, "RAY_AUTH_TOKEN is not set", **TWO),
+    row("token", WARN, "RAY_AUTH_TOKEN is not set", AGENT_HEAD="10.0.0.9", EXPECTED_WORKERS="0"),
+    row("token", OK, "required by", **TOKEN),
+    row("token", WARN, "fewer than 16 characters", **SHORT_TOKEN),
+    row("token", OK, "required by", with_ray(MACHINE, version="2.52.0"), **TOKEN),
+    row("token", FAIL, "no token auth", OLD, **TOKEN),
+    row("token", WARN, "no token auth", OLD, **(TOKEN | INSIST)),
+    row("token", FAIL, "RAY_AUTH_TOKEN is set, but", OLD, **TOKEN),
+    row(
         "token",
-        {"AGENT_HEAD": "10.0.0.9", "EXPECTED_WORKERS": "0"},
-        MACHINE,
-        Level.WARN,
+        WARN,
         "RAY_AUTH_TOKEN is not set",
+        RAY_CLUSTER_NAME="rl",
+        KUBERAY_GEN_RAY_START_CMD="ray start --head",
+        **TWO,
     ),
-    "token": ("token", TOKEN, MACHINE, Level.OK, "required by"),
-    "a short token": (
-        "token",
-        {"RAY_AUTH_TOKEN": "fifteen-of-them"},
-        MACHINE,
-        Level.WARN,
-        "fewer than 16 characters",
-    ),
-    "token, first ray": (
-        "token",
-        TOKEN,
-        with_ray(MACHINE, version="2.52.0"),
-        Level.OK,
-        "required by",
-    ),
-    "token, old ray": ("token", TOKEN, OLD, Level.FAIL, "no token auth"),
-    "token, old ray, insisted": ("token", TOKEN | INSIST, OLD, Level.WARN, "no token auth"),
-    "token, old ray, by name": ("token", TOKEN, OLD, Level.FAIL, "RAY_AUTH_TOKEN is set, but"),
-    "no token, KubeRay's Ray": (
-        "token",
-        {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head", **TWO},
-        MACHINE,
-        Level.WARN,
-        "RAY_AUTH_TOKEN is not set",
-    ),
-    "public, beside KubeRay's Ray": (
+    row(
         "addresses",
-        {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head", **TWO},
-        PUBLIC,
-        Level.FAIL,
+        FAIL,
         "8.8.4.4 is publicly routable",
+        PUBLIC,
+        RAY_CLUSTER_NAME="rl",
+        KUBERAY_GEN_RAY_START_CMD="ray start --head",
+        **TWO,
     ),
-    "private": ("addresses", TWO, MACHINE, Level.OK, "no open port"),
-    "public": ("addresses", TWO, PUBLIC, Level.FAIL, "8.8.4.4 is publicly routable"),
-    "public with token": ("addresses", TOKEN, PUBLIC, Level.OK, "no open port"),
-    "public, token, old ray": (
+    row("addresses", OK, "no open port", **TWO),
+    row("addresses", FAIL, "8.8.4.4 is publicly routable", PUBLIC, **TWO),
+    row("addresses", OK, "no open port", PUBLIC, **TOKEN),
+    row(
         "addresses",
-        TOKEN,
-        with_ray(PUBLIC, version="2.51.1"),
-        Level.FAIL,
+        FAIL,
         "8.8.4.4 is publicly routable, and no token guards",
+        with_ray(PUBLIC, version="2.51.1"),
+        **TOKEN,
     ),
-    "public, insisted": ("addresses", INSIST, PUBLIC, Level.WARN, "8.8.4.4"),
-    "public by hand": ("addresses", {"AGENT_NODE_IP": "1.1.1.1"}, MACHINE, Level.FAIL, "1.1.1.1"),
-    "public dashboard": (
-        "addresses",
-        {"AGENT_DASHBOARD_HOST": "1.1.1.1"},
-        MACHINE,
-        Level.FAIL,
-        "1.1.1.1",
+    row("addresses", WARN, "8.8.4.4", PUBLIC, **INSIST),
+    row("addresses", FAIL, "1.1.1.1", AGENT_NODE_IP="1.1.1.1"),
+    row("addresses", FAIL, "1.1.1.1", AGENT_DASHBOARD_HOST="1.1.1.1"),
+    row("node address", OK, "by route"),
+    row("node address", OK, "10.0.0.5", AGENT_NODE_IP="10.0.0.5"),
+    row(
+        "node address", FAIL, "no address of this node (it has: 10.0.0.5)", AGENT_NODE_IP="10.0.0.6"
     ),
-    "address by route": ("node address", {}, MACHINE, Level.OK, "by route"),
-    "own address": ("node address", {"AGENT_NODE_IP": "10.0.0.5"}, MACHINE, Level.OK, "10.0.0.5"),
-    "foreign address": (
-        "node address",
-        {"AGENT_NODE_IP": "10.0.0.6"},
-        MACHINE,
-        Level.FAIL,
-        "no address of this node (it has: 10.0.0.5)",
-    ),
-    "loopback, alone": ("node address", {"AGENT_NODE_IP": "127.0.0.1"}, MACHINE, Level.OK, "127."),
-    "loopback, two nodes": (
-        "node address",
-        {"AGENT_NODE_IP": "127.0.0.1", **TWO},
-        MACHINE,
-        Level.FAIL,
-        "loopback",
-    ),
-    "no debugger": ("debugger", {}, MACHINE, Level.OK, "off"),
-    "legacy debugger": ("debugger", {"DEBUG_RAY": "1"}, MACHINE, Level.WARN, "`ray debug`"),
-    "post-mortem": (
+    row("node address", OK, "127.", AGENT_NODE_IP="127.0.0.1"),
+    row("node address", FAIL, "loopback", AGENT_NODE_IP="127.0.0.1", **TWO),
+    row("debugger", OK, "off"),
+    row("debugger", WARN, "`ray debug`", DEBUG_RAY="1"),
+    row(
         "debugger",
-        {"DEBUG_RAY": "post-mortem"},
-        with_ray(MACHINE, debugpy="1.8.22"),
-        Level.WARN,
+        WARN,
         "waits for VS Code's Ray extension",
+        with_ray(MACHINE, debugpy="1.8.22"),
+        DEBUG_RAY="post-mortem",
     ),
-    "post-mortem without debugpy": (
+    row("debugger", WARN, "has no debugpy, without which", DEBUG_RAY="post-mortem"),
+    row(
         "debugger",
-        {"DEBUG_RAY": "post-mortem"},
-        MACHINE,
-        Level.WARN,
-        "has no debugpy, without which",
-    ),
-    "post-mortem with an old debugpy": (
-        "debugger",
-        {"DEBUG_RAY": "post-mortem"},
-        with_ray(MACHINE, debugpy="1.6.7"),
-        Level.WARN,
+        WARN,
         "has debugpy 1.6.7, without which",
+        with_ray(MACHINE, debugpy="1.6.7"),
+        DEBUG_RAY="post-mortem",
     ),
-    "open files": ("open files", {}, MACHINE, Level.OK, "65536"),
-    "endless files": ("open files", {}, replace(MACHINE, nofile_hard=-1), Level.OK, "65536"),
-    "few files": (
+    row("open files", OK, "65536"),
+    row("open files", OK, "65536", machine(nofile_hard=-1)),
+    row("open files", WARN, "hard limit is 65535", machine(nofile_hard=65_535)),
+    row(
         "open files",
-        {},
-        replace(MACHINE, nofile_hard=65_535),
-        Level.WARN,
-        "hard limit is 65535",
-    ),
-    "few files for torchrun": (
-        "open files",
-        {"AGENT_LAUNCHER": "torchrun"},
-        replace(MACHINE, nofile_hard=4096),
-        Level.WARN,
+        WARN,
         "hard limit is 4096; a job with many processes may need 65536",
+        machine(nofile_hard=4096),
+        AGENT_LAUNCHER="torchrun",
     ),
-    "shm": ("/dev/shm", {}, replace(MACHINE, shm_free=1024 * MIB), Level.OK, "1024 MiB free"),
-    "small shm": (
-        "/dev/shm",
-        {},
-        replace(MACHINE, shm=64 * MIB, shm_free=60 * MIB),
-        Level.WARN,
-        "64 MiB, 60 MiB free",
-    ),
-    "one choice of GPUs": ("visible GPUs", {}, MACHINE, Level.OK, "one selection"),
-    "two choices of GPUs": (
+    row("/dev/shm", OK, "1024 MiB free", machine(shm_free=1024 * MIB)),
+    row("/dev/shm", WARN, "64 MiB, 60 MiB free", machine(shm=64 * MIB, shm_free=60 * MIB)),
+    row("visible GPUs", OK, "one selection"),
+    row(
         "visible GPUs",
-        {},
-        replace(MACHINE, gpu_contradiction="HIP_VISIBLE_DEVICES=0 and …=1 differ"),
-        Level.FAIL,
+        FAIL,
         "HIP_VISIBLE_DEVICES=0",
+        machine(gpu_contradiction="HIP_VISIBLE_DEVICES=0 and …=1 differ"),
     ),
-    "tmp": ("/tmp", {}, replace(MACHINE, temp_free=2048 * MIB), Level.OK, "2048 MiB free"),
-    "full tmp": ("/tmp", {}, replace(MACHINE, temp_free=2047 * MIB), Level.WARN, "2047 MiB free"),
-    "no folder of logs": (
+    row("/tmp", OK, "2048 MiB free", machine(temp_free=2048 * MIB)),
+    row("/tmp", WARN, "2047 MiB free", machine(temp_free=2047 * MIB)),
+    row(
         "AGENT_LOG_DIR",
-        {"AGENT_LOG_DIR": "/proc/x"},
-        replace(MACHINE, logs_fault="/proc keeps none"),
-        Level.FAIL,
+        FAIL,
         "/proc/x cannot be written: /proc keeps none",
+        machine(logs_fault="/proc keeps none"),
+        AGENT_LOG_DIR="/proc/x",
     ),
-    "no temp dir": ("temp dir", {}, MACHINE, Level.OK, "not created yet"),
-    "our temp dir": ("temp dir", {}, replace(MACHINE, ray_temp=OURS), Level.OK, "owned by this"),
-    "our open temp dir": (
+    row("temp dir", OK, "not created yet"),
+    row("temp dir", OK, "owned by this", machine(ray_temp=OURS)),
+    row("temp dir", OK, "owned by this user only", machine(ray_temp=replace(OURS, mode=0o777))),
+    row(
         "temp dir",
-        {},
-        replace(MACHINE, ray_temp=replace(OURS, mode=0o777)),
-        Level.OK,
-        "owned by this user only",
-    ),
-    "linked temp dir": (
-        "temp dir",
-        {},
-        replace(MACHINE, ray_temp=replace(OURS, is_folder=False)),
-        Level.FAIL,
+        FAIL,
         "/tmp/pod-agent, the folder for Ray's sockets and logs, is a link",
+        machine(ray_temp=replace(OURS, is_folder=False)),
     ),
-    "another's temp dir": (
+    row(
         "temp dir",
-        {},
-        replace(MACHINE, ray_temp=replace(OURS, uid=1234)),
-        Level.FAIL,
+        FAIL,
         "belongs to another user (uid 1234)",
+        machine(ray_temp=replace(OURS, uid=1234)),
     ),
-    "strangers in our temp dir": (
+    row(
         "temp dir",
-        {},
-        replace(MACHINE, ray_temp=replace(OURS, mode=0o777, strangers=("ray",))),
-        Level.FAIL,
+        FAIL,
         "who put ray into it",
+        machine(ray_temp=replace(OURS, mode=0o777, strangers=("ray",))),
     ),
-    "gpus as promised": ("GPUs", {**PODS, "RUNPOD_GPU_COUNT": "8"}, POD, Level.OK, "8 found"),
-    "gpus lost": (
+    row("GPUs", OK, "8 found", POD, **PODS, RUNPOD_GPU_COUNT="8"),
+    row(
         "GPUs",
-        {**PODS, "RUNPOD_GPU_COUNT": "8"},
-        replace(POD, gpus=7),
-        Level.WARN,
+        WARN,
         "7 found, 8 promised by runpod",
-    ),
-    "gpus by hand": (
-        "GPUs",
-        {**PODS, "RUNPOD_GPU_COUNT": "8", "AGENT_NUM_GPUS": "7"},
         replace(POD, gpus=7),
-        Level.OK,
+        **PODS,
+        RUNPOD_GPU_COUNT="8",
+    ),
+    row(
+        "GPUs",
+        OK,
         "7 found",
+        replace(POD, gpus=7),
+        **PODS,
+        RUNPOD_GPU_COUNT="8",
+        AGENT_NUM_GPUS="7",
     ),
-    "ports not looked at": ("ports", {}, MACHINE, Level.OK, "not checked"),
-    "ports free": ("ports", {}, replace(MACHINE, taken_ports={}), Level.OK, "free"),
-    "port taken": (
-        "ports",
-        {},
-        replace(MACHINE, taken_ports={6379: "redis (pid 7)"}),
-        Level.FAIL,
-        "6379 by redis (pid 7)",
-    ),
-    "a pod that names no head": (
+    row("ports", OK, "not checked"),
+    row("ports", OK, "free", machine(taken_ports={})),
+    row("ports", FAIL, "6379 by redis (pid 7)", machine(taken_ports={6379: "redis (pid 7)"})),
+    row("nodes", WARN, "three such pods would be three runs", POD, RUNPOD_POD_ID="a"),
+    row(
         "nodes",
-        {"RUNPOD_POD_ID": "a"},
-        POD,
-        Level.WARN,
-        "three such pods would be three runs",
-    ),
-    "ranks of another launcher": (
-        "nodes",
-        {"MASTER_ADDR": "10.0.0.9", "RANK": "1", "WORLD_SIZE": "2"},
-        POD,
-        Level.WARN,
+        WARN,
         "RANK=1, WORLD_SIZE=2: they may count processes and decide nothing, so this node is a run",
-    ),
-    "a head without a number": (
-        "nodes",
-        {"RUNPOD_POD_ID": "a", "HEAD_POD_ID": "a"},
         POD,
-        Level.WARN,
-        "expects 1 worker",
+        MASTER_ADDR="10.0.0.9",
+        RANK="1",
+        WORLD_SIZE="2",
     ),
-    "RDMA": (
+    row("nodes", WARN, "expects 1 worker", POD, RUNPOD_POD_ID="a", HEAD_POD_ID="a"),
+    row(
         "RDMA",
-        TWO,
-        with_rdma("+-"),
-        Level.OK,
+        OK,
         "mlx5_0 (InfiniBand, active) and mlx5_1 (InfiniBand, no active port); NCCL uses mlx5_0",
+        with_rdma("+-"),
+        **TWO,
     ),
-    "RDMA on one node": ("RDMA", {}, with_rdma("-"), Level.OK, "not needed on one node"),
-    "RDMA turned off": (
+    row("RDMA", OK, "not needed on one node", with_rdma("-")),
+    row(
         "RDMA",
-        TWO,
-        with_rdma("+", NCCL_IB_DISABLE="1"),
-        Level.WARN,
+        WARN,
         "NCCL_IB_DISABLE=1 turns them off: NCCL uses TCP",
+        with_rdma("+", NCCL_IB_DISABLE="1"),
+        **TWO,
     ),
-    "RDMA left on": ("RDMA", TWO, with_rdma("+", NCCL_IB_DISABLE="0"), Level.OK, "NCCL uses mlx"),
-    "sockets by name": (
+    row("RDMA", OK, "NCCL uses mlx", with_rdma("+", NCCL_IB_DISABLE="0"), **TWO),
+    row("RDMA", WARN, "NCCL_NET=Socket turns them off", with_rdma("+", NCCL_NET="Socket"), **TWO),
+    row("RDMA", WARN, "cannot open /dev/infiniband", with_rdma("+", may_open=False), **TWO),
+    row("RDMA", WARN, "none is active", with_rdma("-"), **TWO),
+    row("RDMA", OK, "NCCL uses mlx5_1", with_rdma("++", NCCL_IB_HCA="mlx5_1:1"), **TWO),
+    row("RDMA", OK, "NCCL uses mlx5_1", with_rdma("++", NCCL_IB_HCA="^=mlx5_0"), **TWO),
+    row(
         "RDMA",
-        TWO,
-        with_rdma("+", NCCL_NET="Socket"),
-        Level.WARN,
-        "NCCL_NET=Socket turns them off",
-    ),
-    "RDMA kept from the container": (
-        "RDMA",
-        TWO,
-        with_rdma("+", may_open=False),
-        Level.WARN,
-        "cannot open /dev/infiniband",
-    ),
-    "RDMA without a link": ("RDMA", TWO, with_rdma("-"), Level.WARN, "none is active"),
-    "a device by prefix": (
-        "RDMA",
-        TWO,
-        with_rdma("++", NCCL_IB_HCA="mlx5_1:1"),
-        Level.OK,
-        "NCCL uses mlx5_1",
-    ),
-    "all devices but one": (
-        "RDMA",
-        TWO,
-        with_rdma("++", NCCL_IB_HCA="^=mlx5_0"),
-        Level.OK,
-        "NCCL uses mlx5_1",
-    ),
-    "a device that is not active": (
-        "RDMA",
-        TWO,
-        with_rdma("+-", NCCL_IB_HCA="=mlx5_1"),
-        Level.WARN,
+        WARN,
         "NCCL_IB_HCA==mlx5_1 selects no active one",
+        with_rdma("+-", NCCL_IB_HCA="=mlx5_1"),
+        **TWO,
     ),
-    "an action that can follow nothing": (
+    row(
         "AGENT_ON_STALL",
-        {"AGENT_ON_STALL": "stop", "AGENT_STALL": "0"},
-        MACHINE,
-        Level.WARN,
+        WARN,
         "stop never follows, as AGENT_STALL=0",
+        AGENT_ON_STALL="stop",
+        AGENT_STALL="0",
     ),
-    "all cores": ("cores", {}, replace(MACHINE, machine_cpus=16), Level.OK, "16; Ray"),
-    "a share of the cores": (
-        "cores",
-        {},
-        replace(MACHINE, cpus=2, machine_cpus=192),
-        Level.OK,
-        "2 of this machine's 192; Ray gets 2",
+    row("cores", OK, "16; Ray", machine(machine_cpus=16)),
+    row("cores", OK, "2 of this machine's 192; Ray gets 2", machine(cpus=2, machine_cpus=192)),
+    row(
+        "cores", WARN, "8 of this machine's 192 for 8 GPUs", replace(GPUS, cpus=8, machine_cpus=192)
     ),
-    "fewer cores than GPUs need": (
-        "cores",
-        {},
-        replace(GPUS, cpus=8, machine_cpus=192),
-        Level.WARN,
-        "8 of this machine's 192 for 8 GPUs",
-    ),
-    "GPUs left out by hand": (
-        "cores",
-        {"AGENT_NUM_GPUS": "0"},
-        replace(GPUS, cpus=8),
-        Level.OK,
-        "Ray gets 8",
-    ),
-    "processes": ("processes", {}, MACHINE, Level.OK, "no limit"),
-    "many processes": (
+    row("cores", OK, "Ray gets 8", replace(GPUS, cpus=8), AGENT_NUM_GPUS="0"),
+    row("processes", OK, "no limit"),
+    row(
         "processes",
-        {},
-        replace(MACHINE, room=Room(4096, "pids.max is 5000, 904 in use")),
-        Level.OK,
+        OK,
         "room for 4096 more",
+        machine(room=Room(4096, "pids.max is 5000, 904 in use")),
     ),
-    "few processes": (
+    row(
         "processes",
-        {},
-        replace(MACHINE, room=Room(4095, "`ulimit -u` is 4095")),
-        Level.WARN,
+        WARN,
         "room for only 4095 more processes and threads: `ulimit -u` is 4095",
+        machine(room=Room(4095, "`ulimit -u` is 4095")),
     ),
-    "lost GPUs": (
+    row(
         "GPU health",
-        {},
-        replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
-        Level.FAIL,
+        FAIL,
         "the driver of 8 GPUs refuses access (/dev/nvidiactl: operation not permitted)",
-    ),
-    "lost GPUs that nobody wants": (
-        "GPU health",
-        {"AGENT_NUM_GPUS": "0"},
         replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
-        Level.WARN,
+    ),
+    row(
+        "GPU health",
+        WARN,
         "refuses access",
+        replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
+        AGENT_NUM_GPUS="0",
     ),
-    "driver not asked": ("GPU health", {}, GPUS, Level.OK, "not queried here"),
-    "sound": ("GPU health", {}, with_driver(*H200), Level.OK, "8 x NVIDIA H200 (143771 MiB)"),
-    "NVML": (
+    row("GPU health", OK, "not queried here", GPUS),
+    row("GPU health", OK, "8 x NVIDIA H200 (143771 MiB)", with_driver(*H200)),
+    row(
         "GPU health",
-        {},
-        with_driver(fault="exit code 255: Failed to initialize NVML: Unknown Error"),
-        Level.FAIL,
+        FAIL,
         "nvidia-smi: exit code 255: Failed to initialize NVML: Unknown Error",
+        with_driver(fault="exit code 255: Failed to initialize NVML: Unknown Error"),
     ),
-    "one is missing": ("GPU health", {}, with_driver(*H200[1:]), Level.WARN, "reports 7 of the 8"),
-    "memory errors": (
+    row("GPU health", WARN, "reports 7 of the 8", with_driver(*H200[1:])),
+    row(
         "GPU health",
-        {},
-        with_driver(replace(H200[0], errors=2), *H200[1:]),
-        Level.WARN,
+        WARN,
         "GPU 0 has 2 memory errors",
+        with_driver(replace(H200[0], errors=2), *H200[1:]),
     ),
-    "no interface named": ("interfaces", {}, MACHINE, Level.OK, "this node's address"),
-    "interface": (
+    row("interfaces", OK, "this node's address"),
+    row(
         "interfaces",
-        TWO,
-        with_variables(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="ib0,eth0"),
-        Level.OK,
+        OK,
         "as set by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+        with_variables(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="ib0,eth0"),
+        **TWO,
     ),
-    "all interfaces but": (
+    row("interfaces", OK, "as set", with_variables(NCCL_SOCKET_IFNAME="^lo,docker"), **TWO),
+    row(
         "interfaces",
-        TWO,
-        with_variables(NCCL_SOCKET_IFNAME="^lo,docker"),
-        Level.OK,
-        "as set",
-    ),
-    "an interface that is not here": (
-        "interfaces",
-        TWO,
-        with_variables(GPUS, NCCL_SOCKET_IFNAME="ens1"),
-        Level.FAIL,
+        FAIL,
         "NCCL_SOCKET_IFNAME=ens1 names no interface of this node (it has: lo, eth0)",
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="ens1"),
+        **TWO,
     ),
-    "the same without GPUs": (
+    row("interfaces", WARN, "names no interface", with_variables(NCCL_SOCKET_IFNAME="ens1"), **TWO),
+    row(
         "interfaces",
-        TWO,
-        with_variables(NCCL_SOCKET_IFNAME="ens1"),
-        Level.WARN,
+        FAIL,
         "names no interface",
-    ),
-    "no exact interface": (
-        "interfaces",
-        TWO,
         with_variables(GPUS, NCCL_SOCKET_IFNAME="=eth"),
-        Level.FAIL,
-        "names no interface",
+        **TWO,
     ),
-    "Gloo takes whole names only": (
+    row(
         "interfaces",
-        TWO,
-        with_variables(GPUS, GLOO_SOCKET_IFNAME="eth"),
-        Level.FAIL,
+        FAIL,
         "GLOO_SOCKET_IFNAME=eth names no interface",
+        with_variables(GPUS, GLOO_SOCKET_IFNAME="eth"),
+        **TWO,
     ),
-    "loopback between nodes": (
+    row(
         "interfaces",
-        TWO,
-        with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
-        Level.FAIL,
+        FAIL,
         "NCCL_SOCKET_IFNAME=lo is loopback",
-    ),
-    "loopback alone": (
-        "interfaces",
-        {},
         with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
-        Level.OK,
-        "as set",
+        **TWO,
     ),
-    "an interface without an address": (
+    row("interfaces", OK, "as set", with_variables(GPUS, NCCL_SOCKET_IFNAME="lo")),
+    row(
         "interfaces",
-        TWO,
+        FAIL,
+        "NCCL_SOCKET_IFNAME=ib0 names no interface",
         replace(
             with_variables(GPUS, NCCL_SOCKET_IFNAME="ib0"),
             interfaces={**MACHINE.interfaces, "ib0": ()},
         ),
-        Level.FAIL,
-        "NCCL_SOCKET_IFNAME=ib0 names no interface",
+        **TWO,
     ),
-    "no proxy": ("proxies", {}, MACHINE, Level.OK, "none"),
-    "a proxy": (
+    row("proxies", OK, "none"),
+    row(
         "proxies",
-        {},
-        with_variables(HTTPS_PROXY="set"),
-        Level.OK,
+        OK,
         "HTTPS_PROXY set; head and node are added to no_proxy",
+        with_variables(HTTPS_PROXY="set"),
     ),
-    "no key": ("W&B key", {}, MACHINE, Level.OK, "stays offline"),
-    "a login": ("W&B key", {}, replace(MACHINE, wandb_login=True), Level.OK, "this machine's"),
-    "a key": ("W&B key", {"WANDB_API_KEY": KEY}, MACHINE, Level.OK, "well-formed"),
-    "a key of one's own server": (
-        "W&B key",
-        {"WANDB_API_KEY": f"local-{KEY}"},
-        MACHINE,
-        Level.OK,
-        "well-formed",
+    row("W&B key", OK, "stays offline"),
+    row("W&B key", OK, "this machine's", machine(wandb_login=True)),
+    row("W&B key", OK, "well-formed", WANDB_API_KEY=KEY),
+    row("W&B key", OK, "well-formed", WANDB_API_KEY=f"local-{KEY}"),
+    row("W&B key", OK, "formed", WANDB_API_KEY=f"wandb_v1_{KEY}"),
+    row("W&B key", WARN, "40 or more", WANDB_API_KEY=KEY[1:]),
+    row("W&B key", WARN, "dashes", WANDB_API_KEY="<your key>"),
+    row("port range", OK, "outside 32768-60999"),
+    row(
+        "port range", WARN, "(5000, 6379, 8265, 8266 and ", machine(ephemeral_ports=(1024, 65_535))
     ),
-    "a newer key": ("W&B key", {"WANDB_API_KEY": f"wandb_v1_{KEY}"}, MACHINE, Level.OK, "formed"),
-    "a short key": ("W&B key", {"WANDB_API_KEY": KEY[1:]}, MACHINE, Level.WARN, "40 or more"),
-    "a placeholder": ("W&B key", {"WANDB_API_KEY": "<your key>"}, MACHINE, Level.WARN, "dashes"),
-    "ports outside": ("port range", {}, MACHINE, Level.OK, "outside 32768-60999"),
-    "ports inside": (
+    row("port range", WARN, "(19999)", machine(ephemeral_ports=(15_000, 61_000))),
+    row(
         "port range",
-        {},
-        replace(MACHINE, ephemeral_ports=(1024, 65_535)),
-        Level.WARN,
-        "(5000, 6379, 8265, 8266 and ",
-    ),
-    "workers' ports inside": (
-        "port range",
-        {},
-        replace(MACHINE, ephemeral_ports=(15_000, 61_000)),
-        Level.WARN,
-        "(19999)",
-    ),
-    "ports inside, left out": (
-        "port range",
-        {},
-        replace(
-            MACHINE,
-            ephemeral_ports=(9000, 65_535),
-            reserved_ports=((10_001, 10_001), (10_002, 20_000)),
-        ),
-        Level.OK,
+        OK,
         "outside",
+        machine(ephemeral_ports=(9000, 65535), reserved_ports=((10001, 10001), (10002, 20000))),
     ),
-    "a port inside by hand": (
-        "port range",
-        {"AGENT_RAY_PORT": "40000"},
-        MACHINE,
-        Level.WARN,
-        "(40000)",
-    ),
-    "a disk that is nearly full": (
+    row("port range", WARN, "(40000)", AGENT_RAY_PORT="40000"),
+    row(
         "/tmp",
-        {},
-        replace(MACHINE, temp_free=49 << 30, temp_total=1000 << 30),
-        Level.WARN,
+        WARN,
         "50176 MiB free, where Ray keeps logs",
+        machine(temp_free=49 << 30, temp_total=1000 << 30),
     ),
-    "a large disk": (
-        "/tmp",
-        {},
-        replace(MACHINE, temp_free=51 << 30, temp_total=1000 << 30),
-        Level.OK,
-        "52224 MiB free",
-    ),
-    "an address of everybody's": (
-        "node address",
-        {"AGENT_NODE_IP": "10.9.9.9", **TWO},
-        MACHINE,
-        Level.FAIL,
-        "no address of this node",
-    ),
-}
+    row("/tmp", OK, "52224 MiB free", machine(temp_free=51 << 30, temp_total=1000 << 30)),
+    row("node address", FAIL, "no address of this node", AGENT_NODE_IP="10.9.9.9", **TWO),
+]
 
 
-@pytest.mark.parametrize(
-    ("check", "environ", "facts", "level", "words"), ROWS.values(), ids=ROWS.keys()
-)
-def test_findings(
-    check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
-) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.check}: {row.words}")
+def test_findings(row: Row) -> None:
     """Each check has its level, its sentence, and a remedy unless it is ok."""
-    assert_finding(check, environ, facts, level, words)
+    finding = found(row.check, row.environ, row.facts)
+    assert finding.level is row.level
+    assert row.words in finding.what
+    if row.environ.keys().isdisjoint(INSIST):
+        assert bool(finding.remedy) is (row.level is not OK)
+        assert finding.sentence().endswith(finding.remedy)
 
 
 def test_every_check_is_run_and_tested() -> None:
@@ -681,7 +484,7 @@ def test_every_check_is_run_and_tested() -> None:
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }
-    assert {*names, *of_some} == {row[0] for row in ROWS.values()}, "a check without a row in ROWS"
+    assert {*names, *of_some} == {row.check for row in ROWS}, "a check without a row in ROWS"
 
 
 @pytest.mark.parametrize(

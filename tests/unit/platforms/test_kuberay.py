@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -24,12 +23,9 @@ from agent.run.make_goal import make_goal
 from agent.run.run_store import RunStore
 from agent.settings.redact import redactor_for
 from support import heads
-from support.captured import WITHOUT, changed, plan_of, read
+from support.captured import changed, plan_of, planned, read
 from support.heads import FollowJob, SubmitJob, accepted, status_of
 from support.run_records import NOW, record_of, submitted
-
-if TYPE_CHECKING:
-    from agent.plan.plan import Plan
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kuberay" / "rayjob.yaml"
 START = "KUBERAY_GEN_RAY_START_CMD"
@@ -38,55 +34,40 @@ LOCAL = GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265", "/tmp/ra
 REMOTE = GivenRay("KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd")
 
 
-def changed_plan(name: str, changes: dict[str, str]) -> Plan:
-    """Return the plan of a captured environment with some variables changed."""
-    return plan_of(changed(name, changes), read(name)[1])
-
-
 @pytest.mark.parametrize(
-    ("name", "changes", "given"),
+    ("line", "given"),
     [
-        ("kuberay-head", {}, LOCAL),
-        ("kuberay-head", {START: WITHOUT}, LOCAL),
-        ("kuberay-head", {START: "ray start --head --block 'a stray quote"}, LOCAL),
+        ("kuberay-head", LOCAL),
+        (f"kuberay-head !{START}", LOCAL),
+        (f"""kuberay-head {START}="ray start --head --block 'a stray quote" """, LOCAL),
         (
-            "kuberay-head",
-            {
-                START: "ulimit -n 65536; ray start --head  --port=6380  --dashboard-port=8080 "
-                """ --dashboard-host=10.0.0.5  --temp-dir=/data/ray --resources='{"a b": 1}'"""
-            },
+            (
+                f"""kuberay-head {START}="ulimit -n 65536; ray start --head  --port=6380 """
+                """ --dashboard-port=8080  --dashboard-host=10.0.0.5  --temp-dir=/data/ray"""
+                r""" --resources='{\"a b\": 1}'" """
+            ),
             GivenRay("KubeRay", "127.0.0.1", 6380, "http://10.0.0.5:8080", "/data/ray"),
         ),
         (
-            "kuberay-head",
-            {START: "ray start --head --dashboard-host=::1"},
+            f"kuberay-head {START}='ray start --head --dashboard-host=::1'",
             GivenRay("KubeRay", "127.0.0.1", 6379, "http://[::1]:8265", "/tmp/ray"),
         ),
         (
-            "kuberay-head",
-            {"AGENT_RAY_PORT": "6380", "AGENT_DASHBOARD_PORT": "8080"},
+            "kuberay-head AGENT_RAY_PORT=6380 AGENT_DASHBOARD_PORT=8080",
             GivenRay("KubeRay", "127.0.0.1", 6380, "http://127.0.0.1:8080", "/tmp/ray"),
         ),
-        ("kuberay-submitter-head", {}, REMOTE),
-        ("kuberay-submitter-head", {"RAY_DASHBOARD_ADDRESS": SERVICE}, REMOTE),
-        ("kuberay-submitter-head", {"RAY_DASHBOARD_ADDRESS": f"http://{SERVICE}:8265"}, REMOTE),
+        ("kuberay-submitter-head", REMOTE),
+        (f"kuberay-submitter-head RAY_DASHBOARD_ADDRESS={SERVICE}", REMOTE),
+        (f"kuberay-submitter-head RAY_DASHBOARD_ADDRESS=http://{SERVICE}:8265", REMOTE),
         (
-            "kuberay-submitter-head",
-            {"RAY_DASHBOARD_ADDRESS": "https://[fd00::7]:443", "AGENT_RAY_PORT": "6380"},
-            GivenRay(
-                "KubeRay",
-                "fd00::7",
-                6380,
-                "https://[fd00::7]:443",
-                None,
-                "rl-8h2pd",
-            ),
+            "kuberay-submitter-head AGENT_RAY_PORT=6380 RAY_DASHBOARD_ADDRESS=https://[fd00::7]:44",
+            GivenRay("KubeRay", "fd00::7", 6380, "https://[fd00::7]:44", None, "rl-8h2pd"),
         ),
     ],
 )
-def test_where_kuberays_ray_answers(name: str, changes: dict[str, str], given: GivenRay) -> None:
+def test_where_kuberays_ray_answers(line: str, given: GivenRay) -> None:
     """The head's own flags give it in its container; the dashboard's address in a submitter."""
-    plan = changed_plan(name, changes)
+    plan = planned(line)
     assert plan.topology.given_ray == given
     assert plan.own_ray is None
     assert plan.launch == given
@@ -151,14 +132,14 @@ def test_nothing_of_ray_is_planned(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "mode"),
     [
-        ({}, "disabled"),
-        ({"RAY_AUTH_TOKEN": "0123456789abcdef"}, "token"),
-        ({"RAY_AUTH_MODE": "token", "RAY_ENABLE_K8S_TOKEN_AUTH": "true"}, "token"),
+        ("", "disabled"),
+        ("RAY_AUTH_TOKEN=0123456789abcdef", "token"),
+        ("RAY_AUTH_MODE=token RAY_ENABLE_K8S_TOKEN_AUTH=true", "token"),
     ],
 )
-def test_the_token_mode_is_kuberays(changes: dict[str, str], mode: str) -> None:
+def test_the_token_mode_is_kuberays(changes: str, mode: str) -> None:
     """Kubernetes' own tokens, which are not our secret, also enable the mode."""
-    environ = changed_plan("kuberay-head", changes).environment("10.0.0.5", "10.0.0.5")
+    environ = planned(f"kuberay-head {changes}").environment("10.0.0.5", "10.0.0.5")
     assert environ["RAY_AUTH_MODE"] == mode
     assert "RAY_ADDRESS" not in environ
     assert "NCCL_SOCKET_IFNAME" not in environ
@@ -166,7 +147,7 @@ def test_the_token_mode_is_kuberays(changes: dict[str, str], mode: str) -> None:
 
 def test_a_proxy_stays_out_of_the_way_to_ray() -> None:
     """Requests to the head's service bypass the proxy."""
-    plan = changed_plan("kuberay-submitter-head", {"http_proxy": "http://proxy:3128"})
+    plan = planned("kuberay-submitter-head http_proxy=http://proxy:3128")
     found = plan.environment("10.0.0.5", "10.0.0.5")["no_proxy"].split(",")
     assert SERVICE in found
 
@@ -189,7 +170,7 @@ def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
     }
     assert images == {submitter["image"]}
     assert submitter["command"][-1].splitlines()[-1] == "exec /opt/pod-agent/bin/pod-agent run"
-    plan = changed_plan("kuberay-submitter-head", given)
+    plan = plan_of(changed("kuberay-submitter-head", given), read("kuberay-submitter-head")[1])
     assert plan.job is not None
     assert plan.job.argv[1:3] == ("-m", "verl.trainer.main_ppo")
     assert plan.topology.expected_workers == replicas
