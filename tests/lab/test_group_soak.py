@@ -84,7 +84,7 @@ class Soak:
             *("--engines", "{addresses:engine|space}"),
             *("--environments", "{addresses:environment|space}"),
             *("--reward-url", "{reward_url}", "--samples", str(self.samples_file)),
-            *("--weights-dir", str(shared / "weights"), "--keep", "--group", "4"),
+            *("--weights-dir", str(shared / "weights"), "--group", "4"),  # it removes each folder
             *("--steps", "5000", "--seconds-per-step", "1.0"),
         )
         groups = ("trainer", "rollout", "rollout", "helpers")

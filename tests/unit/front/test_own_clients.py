@@ -270,7 +270,7 @@ slept = []
 def brief(sleep):
     def sleeps(seconds, *more):
         slept.append(seconds)
-        return sleep(seconds / 20, *more)
+        return sleep(seconds / 100, *more)
     return sleeps
 
 asyncio.sleep = brief(asyncio.sleep)
@@ -288,7 +288,7 @@ async def answer(requests):
 """
 """A client sends what it is asked for, and writes the result or the error, and how long it paused.
 
-Its pauses are a twentieth.
+Its pauses are a hundredth.
 """
 
 SKYRL = (
@@ -359,14 +359,74 @@ async def sync():
 asyncio.run(answer({"generate": generate, "sync": sync}))
 """
 )
-"""TRL's own client of `vllm serve`."""
+"""The client of TRL's GRPOTrainer."""
+
+TRL_ASYNCHRONOUS = (
+    _ANSWERS
+    + """
+import aiohttp
+import torch
+from collections import Counter
+from accelerate import PartialState
+from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
+from trl.experimental.async_grpo.vllm_client import VLLMClient
+from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
+
+class Loop(_AsyncRolloutLoop):
+    def __init__(self, url):  # without its model and its tokenizer
+        self.vllm_server_url = url
+        self.model_name = "m"
+        self.request_timeout = 120
+        self.lora_name = self.min_p = None
+        self.max_tokens = self.temperature = self.top_p = self.top_k = self.repetition_penalty = 1
+        self._counters = Counter()
+
+PartialState(cpu=True)
+loop = Loop(sys.argv[1])
+names = {"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]}
+transfer = WeightTransferClient(VLLMClient(sys.argv[1]), names)
+transfer.init_weight_transfer()
+
+async def generate():
+    async with aiohttp.ClientSession() as loop.session:
+        tokens, _ = await loop._generate_one_turn([1, 2])
+    return [tokens]
+
+def send_weights():
+    transfer.pause()
+    transfer.send_weights(iter([("w", torch.zeros(1))]))
+    transfer.resume()
+
+async def sync():
+    await asyncio.to_thread(send_weights)
+    return "synced"
+
+asyncio.run(answer({"generate": generate, "sync": sync}))
+"""
+)
+"""The clients of TRL's AsyncGRPOTrainer: of its process for rollouts, and of its syncs."""
 TRL_REPLIES = {
     "/v1/models": {"data": [{"id": "m"}]},
-    "/server_info": {"vllm_config": {"weight_transfer_config": {"backend": "nccl"}}},
+    "/server_info": {
+        "vllm_config": {
+            "weight_transfer_config": {"backend": "nccl"},
+            "model_config": {"dtype": "torch.float32"},
+        }
+    },
     "/get_world_size": {"world_size": 1},
     "/update_weights": {},
     "/v1/completions": {
-        "choices": [{"prompt_token_ids": [1, 2], "token_ids": [7], "logprobs": None}]
+        "choices": [
+            {
+                "prompt_token_ids": [1, 2],
+                "token_ids": [7],
+                "logprobs": {
+                    "tokens": ["token_id:7"],
+                    "token_logprobs": [0.0],
+                    "top_logprobs": [None],
+                },
+            }
+        ]
     },
 }
 VLLM_STUBS = {
@@ -374,7 +434,9 @@ VLLM_STUBS = {
     "vllm-0.28.0.dist-info/top_level.txt": "vllm\n",
     "vllm/__init__.py": "LLM = RequestOutput = SamplingParams = None",
     "vllm/sampling_params.py": "StructuredOutputsParams = None",
-    "vllm/utils/network_utils.py": "def get_ip(): return '127.0.0.1'",
+    "vllm/utils/network_utils.py": (
+        "def get_ip(): return '127.0.0.1'\ndef get_open_port(): return 1"
+    ),
     "vllm/distributed/weight_transfer/nccl_common.py": (
         "from types import SimpleNamespace\n"
         "def trainer_init(info): return SimpleNamespace(group=SimpleNamespace())"
@@ -437,12 +499,33 @@ def test_skyrls_own_client() -> None:
     play(scenario, limit=200.0)
 
 
-def test_trls_own_client(tmp_path: Path) -> None:
-    """It tries for a minute, and takes the answers of a server that is back within it."""
-    framework = Framework("TRL", TRL)
+class TrlClient(NamedTuple):
+    """One of TRL's clients, and how its requests fail while the server is gone, or refuses."""
+
+    client: str
+    generate: str
+    sync: str
+    refused: str
+
+
+TRL_CLIENTS = {
+    "GRPOTrainer": TrlClient(
+        TRL, "ConnectionError 60 s", "ConnectionError 60 s", "RetryError 12 s"
+    ),
+    "AsyncGRPOTrainer": TrlClient(
+        TRL_ASYNCHRONOUS, "ClientConnectorError 505 s", "ConnectionError 0 s", "RuntimeError 0 s"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRL_CLIENTS)
+def test_trls_own_clients(name: str, tmp_path: Path) -> None:
+    """They try for minutes, and take the answers of a server that is back within them."""
+    row = TRL_CLIENTS[name]
+    framework = Framework("TRL", row.client)
     _skip_without(framework)
-    for name, text in VLLM_STUBS.items():
-        place = tmp_path / name
+    for stub, text in VLLM_STUBS.items():
+        place = tmp_path / stub
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
 
@@ -456,8 +539,8 @@ def test_trls_own_client(tmp_path: Path) -> None:
             assert await asked(process, "sync") == "synced 0 s"
 
             await server.kill()
-            assert await asked(process, "generate") == "ConnectionError 60 s"
-            assert await asked(process, "sync") == "ConnectionError 60 s"
+            assert await asked(process, "generate") == row.generate
+            assert await asked(process, "sync") == row.sync
 
             await server.start()
             server.waits["/v1/completions"] = asyncio.Event()
@@ -468,7 +551,7 @@ def test_trls_own_client(tmp_path: Path) -> None:
             await server.start()
             assert (await generating).startswith("[[7]]")
             server.statuses["/update_weights"] = 500  # as vLLM's without its group of ranks
-            assert await asked(process, "sync") == "RetryError 12 s"
+            assert await asked(process, "sync") == row.refused
             go_on(process)
 
     play(scenario, 1, limit=200.0)
