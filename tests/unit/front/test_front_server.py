@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -32,8 +33,6 @@ from support.front_engines import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.front_engines import FrontUnderTest
 
 pytestmark = pytest.mark.processes
@@ -1171,6 +1170,26 @@ def test_the_newest_folder_stays_where_the_trainer_removes_it(tmp_path: Path) ->
     play(scenario, keep=2)
     assert not kept[0].exists()
     assert (kept[1] / "model.safetensors").read_text() == "weight_update_v2"
+
+
+def test_the_next_front_has_the_newest_files(tmp_path: Path) -> None:
+    """The trainer has removed its folder before."""
+    folder = tmp_path / "weight_update_v1"
+    memory = str(tmp_path / "front.json")
+
+    async def scenario() -> None:
+        async with running_front(memory=memory, keep=2) as front:
+            folder.mkdir()
+            (folder / "model.safetensors").touch()
+            assert (await front.post(0, UPDATE, {"model_path": str(folder)}))[0] == 200
+            shutil.rmtree(folder)
+            await front.until(lambda: ".pod-agent" in Path(memory).read_text())
+        async with running_front(memory=memory, keep=2) as front:
+            for engine in front.engines:
+                engine.reads_folders = True
+            await front.until(lambda: front.states()[-2:] == ["serving", "serving"])
+
+    asyncio.run(scenario())
 
 
 def test_a_folder_of_which_no_other_one_can_be_made(
