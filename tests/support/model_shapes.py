@@ -22,6 +22,15 @@ QWEN2_5_7B_CONFIG = {
     "tie_word_embeddings": False,
 }
 QWEN2_5_7B = shape(**QWEN2_5_7B_CONFIG)
+LLAMA_8B_CONFIG = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128_256,
+    "tie_word_embeddings": False,
+}
 QWEN3_8B = shape(
     hidden_size=4096,
     num_hidden_layers=36,

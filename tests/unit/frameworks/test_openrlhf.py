@@ -1,4 +1,4 @@
-"""OpenRLHF's recipes fit the nodes in each version's flags, or name what does not fit."""
+"""OpenRLHF and its fork: flags of each release, and sizes that divide."""
 
 from __future__ import annotations
 
@@ -7,66 +7,34 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from agent.frameworks import openrlhf
-from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
-from support.model_shapes import QWEN2_5_7B
-from support.recipe_words import flags_of
+from agent.frameworks import openrlhf, openrlhf_m
+from agent.frameworks.recipe import MisfitError
+from support.asked_recipes import asked, made, settings_of
 
 if TYPE_CHECKING:
-    from agent.base.versions import Version
     from agent.frameworks.recipe import Command
 
-EVERY = ((0, 8, 0), (0, 8, 10), (0, 9, 1), (0, 9, 2), (0, 9, 8), (0, 10, 1), (0, 10, 2))
-VERSIONS: tuple[Version, ...] = (*EVERY, *openrlhf.VERSIONS)
-SHAPES = {
-    "1x1": ((1,), 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128"),
-    "1x8": ((8,), 1, "8 GPUs = 8 engines × 1; batch 128 = 8 × 16"),
-    "2x8": ((8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
-    "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5"),
-    "16x8": ((8,) * 16, 8, "128 GPUs = 16 engines × 8; batch 128 = 128 × 1"),
-    "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16"),
-    "2x4 TP 8": ((4, 4), 8, "nodes of 4, 4 GPUs: 8 GPUs = 1 engine × 8"),
-    "uneven": ((8, 8, 4), 2, "nodes of 8, 8, 4 GPUs: 20 GPUs = 10 engines × 2"),
-    "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
-}
-
-
-def asked(  # noqa: PLR0913 - as many as a table varies
-    gpus: tuple[int, ...],
-    version: Version = (0, 11, 2),
-    *args: str,
-    recipe: str = "openrlhf-grpo",
-    tensor_parallel: int = 1,
-    cpus: int | None = None,
-    scores: bool = True,
-    wandb: bool = False,
-) -> RecipeInput:
-    """Return what is asked for on nodes of so many GPUs."""
-    return RecipeInput(
-        recipe,
-        tuple(NodeSize(count, cpus) for count in gpus),
-        version,
-        "Qwen/Qwen2.5-7B",
-        "/data/train.jsonl",
-        checkpoints="/ckpt",
-        tensor_parallel=tensor_parallel,
-        args=args,
-        scores=scores,
-        wandb=wandb,
-    )
-
-
-FLAT = openrlhf.arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked((8,), (0, 9, 10)))
+RELEASES = tuple(".".join(map(str, version)) for version in openrlhf.VERSIONS)
+OLDER = ("0.8.0", "0.8.10", "0.9.1", "0.9.2", "0.9.8", "0.10.1", "0.10.2", *RELEASES[:-1])
+PROGRAMS = {"openrlhf-sft": "sft", "openrlhf-rm": "rm", "openrlhf-dpo": "dpo"}
+FLAT = openrlhf.arguments_of("train_ppo_ray", "ppo", asked("openrlhf-grpo==0.9.10 1x8"))
 """A release whose flags have no dots."""
 
 
-def number(command: Command, flag: str) -> int:
+def number(command: Command, flag: str, default: int = 0) -> int:
     """Return the number of a flag by its dotted name, whatever the version calls it."""
-    flags = flags_of(command)
-    words = flags[flag] if flag in flags else flags[FLAT.name_of(flag)]
-    return int(words[0])
+    found = settings_of(command)
+    return int(found.get(flag) or found.get(FLAT.name_of(flag)) or default)
+
+
+def check_flags(command: Command, program: str, version: tuple[int, ...]) -> None:
+    """Each flag is one of the version, with as many words as it takes."""
+    known = openrlhf.flags_of(program, version)[0]
+    for flag, words in settings_of(command).items():
+        count = 0 if words == "on" else len(words.split())
+        assert known[flag][0] == str(count), f"{version} takes --{flag} otherwise"
+    assert set(command.why) <= {f"--{flag}" for flag in settings_of(command)}
 
 
 def check_sizes(command: Command, gpus: int) -> None:
@@ -77,286 +45,184 @@ def check_sizes(command: Command, gpus: int) -> None:
     assert world == number(command, "ref.num_nodes") * number(command, "ref.num_gpus_per_node")
     train = number(command, "train.batch_size")
     assert train % (number(command, "train.micro_batch_size") * world) == 0
-    flags = flags_of(command)
-    answers = flags.get("rollout.n_samples_per_prompt", flags.get("n_samples_per_prompt", ("1",)))
-    samples = number(command, "rollout.batch_size") * int(answers[0])
+    answers = number(command, "rollout.n_samples_per_prompt", 1)
+    samples = number(command, "rollout.batch_size") * answers
     assert samples % train == 0
     assert samples % (world * number(command, "rollout.micro_batch_size")) == 0
 
 
+SHAPES = [
+    ("1x1", 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128"),
+    ("1x8", 1, "8 GPUs = 8 engines × 1; batch 128 = 8 × 16"),
+    ("2x8", 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
+    ("3x8", 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5"),
+    ("16x8", 8, "128 GPUs = 16 engines × 8; batch 128 = 128 × 1"),
+    ("2x4", 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16"),
+    ("2x4", 8, "nodes of 4, 4 GPUs: 8 GPUs = 1 engine × 8"),
+    ("8,8,4", 2, "nodes of 8, 8, 4 GPUs: 20 GPUs = 10 engines × 2"),
+    ("0,8,8", 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
+]
+NEWEST = RELEASES[-1]
+
+
 @pytest.mark.parametrize("recipe", ["openrlhf-grpo", "openrlhf-ppo"])
 @pytest.mark.parametrize(
-    ("version", "shape"),
-    [*((VERSIONS[-1], shape) for shape in SHAPES), *((old, "uneven") for old in VERSIONS[:-1])],
+    ("version", "shape", "size", "note"),
+    [*((NEWEST, *row) for row in SHAPES), *((old, *SHAPES[7]) for old in OLDER)],
 )
-def test_every_version_and_every_shape(version: Version, shape: str, recipe: str) -> None:
+def test_every_version_and_every_shape(
+    recipe: str, version: str, shape: str, size: int, note: str
+) -> None:
     """Flags are those of the version, sizes are divisible, and the note has the arithmetic."""
-    gpus, tensor_parallel, note = SHAPES[shape]
-    command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
-    known = openrlhf.flags_of("ppo", version)[0]
-    for flag, words in flags_of(command).items():
-        assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
-    check_sizes(command, sum(gpus))
+    what = asked(f"{recipe}=={version} {shape}", tensor_parallel=size)
+    command = made(what)
+    assert command.argv[:3] == ("python3", "-m", "openrlhf.cli.train_ppo_ray")
+    check_flags(command, "ppo", what.version)
+    check_sizes(command, sum(node.gpus for node in what.nodes))
     assert note in command.notes[0]
-    assert set(command.why) <= {f"--{flag}" for flag in flags_of(command)}
-
-
-NODES = st.lists(st.sampled_from([0, 1, 2, 4, 6, 7, 8]), min_size=1, max_size=16)
 
 
 @given(
-    NODES,
+    st.lists(st.sampled_from([0, 1, 2, 4, 6, 7, 8]), min_size=1, max_size=16),
     st.sampled_from([1, 2, 3, 4, 8, 16]),
-    st.sampled_from(VERSIONS),
+    st.sampled_from([*OLDER, NEWEST]),
     st.sampled_from(["openrlhf-grpo", "openrlhf-ppo"]),
     st.integers(0, 5),
     st.integers(0, 20),
 )
 def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that varies
-    gpus: list[int],
-    tensor_parallel: int,
-    version: Version,
-    recipe: str,
-    micro: int,
-    samples: int,
+    gpus: list[int], size: int, version: str, recipe: str, micro: int, samples: int
 ) -> None:
     """Any nodes and batches of the user give a command that fits, or a refusal."""
-    program = openrlhf.arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked((8,), version))
-    flags = ("train.micro_batch_size", micro), ("rollout.n_samples_per_prompt", samples)
-    args = [
-        word
-        for flag, value in flags
-        if value
-        for word in (f"--{program.name_of(flag)}", str(value))
-    ]
-    what = asked(tuple(gpus), version, *args, recipe=recipe, tensor_parallel=tensor_parallel)
+    nodes = ",".join(map(str, gpus))
+    plain = asked(f"{recipe}=={version} {nodes}", tensor_parallel=size)
+    program = openrlhf.arguments_of("train_ppo_ray", "ppo", plain)
+    own: list[str] = []
+    if micro:
+        own += [f"--{program.name_of('train.micro_batch_size')}", str(micro)]
+    if samples:
+        own += [f"--{program.name_of('rollout.n_samples_per_prompt')}", str(samples)]
     having = [count for count in gpus if count]
-    whole = all(count % tensor_parallel == 0 for count in having)
-    spans = len({*having}) == 1 and tensor_parallel % having[0] == 0
-    if having and (whole or (spans and sum(having) % tensor_parallel == 0)):
-        check_sizes(openrlhf.make(what), sum(gpus))
+    whole = all(count % size == 0 for count in having)
+    spans = len({*having}) == 1 and size % having[0] == 0
+    if having and (whole or (spans and sum(having) % size == 0)):
+        check_sizes(made(plain, args=tuple(own)), sum(gpus))
     else:
         with pytest.raises(MisfitError, match=r"AGENT_TENSOR_PARALLEL|no node has one"):
-            openrlhf.make(what)
+            made(plain, args=tuple(own))
 
 
+TRAIN_SHAPES = [
+    ("1x1", "1 GPU = 1 process; batch 256 = 1 × 256"),
+    ("1x8", "8 GPUs = 8 processes; batch 256 = 8 × 32"),
+    ("2x8", "16 GPUs = 16 processes; batch 256 = 16 × 16"),
+    ("3x8", "24 GPUs = 24 processes; batch 264 = 24 × 11"),
+    ("16x8", "128 GPUs = 128 processes; batch 256 = 128 × 2"),
+    ("8,8,4", "20 GPUs = 20 processes; batch 260 = 20 × 13"),
+]
+
+
+@pytest.mark.parametrize("recipe", PROGRAMS)
 @pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        (asked((0, 0)), "no node has one"),
-        (
-            asked((6, 6), tensor_parallel=4),
-            "engines of 4 GPUs do not fit nodes of 6, 6 GPUs: set AGENT_TENSOR_PARALLEL",
-        ),
-        (asked((8, 4), tensor_parallel=8), "engines of 8 GPUs do not fit nodes of 8, 4 GPUs"),
-        (asked((4, 4, 4), tensor_parallel=8), "engines of 8 GPUs do not fit nodes of 4, 4, 4 GPUs"),
-        (asked((8,), cpus=6), "node 0 has 6 of 8 CPUs"),
-        (asked((8,), (0, 8, 11), cpus=8), "calls of the reward server take one more CPU"),
-        (asked((8,), scores=False), "no source of rewards"),
-        (asked((8,), (0, 11, 2), "--train.batch_size", "100"), "nearest that is: 104"),
-        (asked((8,), (0, 9, 10), "--rollout_batch_size", "100"), "no multiple of 16"),
-        (asked((8,), (0, 11, 2), "--train_batch_size", "128"), "did you mean --train.batch_size?"),
-        (asked((8,), (0, 9, 10), "--bf16"), "train_ppo_ray of OpenRLHF 0.9.10 has no flag"),
-        (asked((8,), (0, 11, 2), "--ref.num_nodes", "2"), "give both the same number"),
-        (
-            asked((8,), (0, 11, 2), "--vllm.num_engines", "4"),
-            "the actor has 8, the engines 4: leave out --vllm.num_engines",
-        ),
-        (asked((8,), (0, 11, 2), "--actor.num_nodes", "2"), "16 GPUs are needed (actor 16) and 8"),
-        (
-            asked((8,), (0, 11, 2), "--no-train.colocate_all"),
-            "24 GPUs are needed (actor 8, ref 8, engines 8) and 8 joined",
-        ),
-        (
-            asked((8,), (0, 9, 10), "--async_train", "--vllm_enable_sleep"),
-            "its engines never sleep: leave out --vllm_enable_sleep",
-        ),
-        (
-            asked((8,), (0, 9, 10), "--async_train", "--vllm_num_engines", "8"),
-            "the engines take 8 of 8 GPUs, and none trains",
-        ),
-        (asked((1,), (0, 11, 2), "--train.async_enable"), "the engines take 1 of 1 GPUs"),
-        (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot form ranks"),
-    ],
+    ("version", "shape", "note"),
+    [*((NEWEST, *row) for row in TRAIN_SHAPES), *((old, *TRAIN_SHAPES[5]) for old in OLDER)],
 )
-def test_refusals(what: RecipeInput, said: str) -> None:
-    """A refusal names the reason, and sizes that fit if there are any."""
-    with pytest.raises(MisfitError) as misfit:
-        openrlhf.make(what)
-    assert said in str(misfit.value)
+def test_torchrun_on_every_shape(recipe: str, version: str, shape: str, note: str) -> None:
+    """Flags are those of the version, ranks are equal, and the note has the arithmetic."""
+    line = f"{recipe}=={version} {shape}"
+    what = asked(line, wandb=True, eval_data="/data/eval.jsonl", scores=False)
+    command = made(what)
+    assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.train_{PROGRAMS[recipe]}")
+    check_flags(command, PROGRAMS[recipe], what.version)
+    assert command.notes[0] == note
+    assert "/v/run/state" in command.argv, "a folder of its own, whose old neighbors it deletes"
+    flags = {flag.rpartition(".")[2] for flag in settings_of(command)}
+    assert ("output_key" in flags) == (recipe == "openrlhf-sft")
+    assert ("chosen_key" in flags) == (recipe != "openrlhf-sft")
+    assert "by-WANDB_API_KEY" in command.argv
 
 
-@pytest.mark.parametrize(
-    ("what", "flags"),
-    [
-        (asked((8,), cpus=8), {}),  # 0.9.1 and later ask the reward server without Ray tasks
-        (asked((0, 8), (0, 8, 11), cpus=8), {}),  # the head has CPUs to spare
-        (asked((8,), (0, 11, 2), "--train.batch_size", "64"), {"rollout.batch_size": "64"}),
-        (
-            asked((8,), (0, 11, 2), "--ds.ring_attn_size", "2", "--train.batch_size", "4"),
-            {"rollout.batch_size": "4"},
-        ),
-        (
-            asked((8, 8), (0, 11, 2), "--actor.num_nodes", "1"),
-            {"ref.num_nodes": "1", "vllm.num_engines": "8"},
-        ),
-        (
-            asked((8,), (0, 11, 2), "--reward.model_name_or_path", "R", scores=False),
-            {"reward.num_nodes": "1", "reward.num_gpus_per_node": "8"},
-        ),
-        (asked((8,), wandb=True), {"logger.wandb.key": "by-WANDB_API_KEY"}),
-        (asked((8,), (0, 8, 11), wandb=True), {"use_wandb": "by-WANDB_API_KEY"}),
-        (
-            asked(
-                *((16,), (0, 11, 2), "--no-train.colocate_all", "--train.colocate_actor_ref"),
-                *("--actor.num_gpus_per_node=8", "--vllm.num_engines=8"),
-                *("--no-vllm.enable_sleep", "--no-ds.enable_sleep"),
-            ),
-            {"ref.num_gpus_per_node": "8"},
-        ),
-    ],
+FORK_SHAPES = [
+    ("1x1", 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128; rollout 128 prompts × 4"),
+    ("2x8", 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8; rollout 128 prompts × 4"),
+    ("3x8", 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5; rollout 120 prompts"),
+    ("16x8", 1, "128 GPUs = 128 engines × 1; batch 128 = 128 × 1; rollout 128"),
+    ("2x4", 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16; rollout 128"),
+    ("8,8,4", 1, "nodes of 8, 8, 4 GPUs: 20 GPUs = 20 engines × 1; batch 120"),
+    ("0,8,8", 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
+]
+
+
+@pytest.mark.parametrize(("shape", "size", "note"), FORK_SHAPES)
+def test_the_fork_on_every_shape(shape: str, size: int, note: str) -> None:
+    """OpenRLHF-M has each flag, and the actor's GPUs divide a rollout's prompts."""
+    what = asked(f"openrlhf-m-grpo {shape}", tensor_parallel=size, wandb=True)
+    command = made(what)
+    check_flags(command, "m", openrlhf_m.VERSIONS[-1])
+    assert note in command.notes[0]
+    assert number(command, "rollout_batch_size") % sum(node.gpus for node in what.nodes) == 0
+    assert settings_of(command)["input_key"] == "message"
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6, 7, 8]), min_size=1, max_size=16),
+    st.integers(1, 9),
+    st.integers(1, 9),
 )
-def test_sizes_follow_the_user(what: RecipeInput, flags: dict[str, str]) -> None:
-    """Sizes that depend on a value of the user follow it."""
-    found = flags_of(openrlhf.make(what))
-    assert {flag: found[flag] for flag in flags} == {flag: (v,) for flag, v in flags.items()}
-
-
-def test_the_whole_command() -> None:
-    """Model, data, rewards and checkpoints are in the flags of the version."""
-    command = openrlhf.make(asked((8, 8), (0, 9, 1), tensor_parallel=2))
-    assert command.argv[:3] == ("python3", "-m", "openrlhf.cli.train_ppo_ray")
-    flags = flags_of(command)
-    assert flags["pretrain"] == ("Qwen/Qwen2.5-7B",)
-    assert flags["prompt_data"] == ("/data/train.jsonl",)
-    assert flags["remote_rm_url"] == ("{reward_url}",)
-    assert flags["ckpt_path"] == ("/ckpt",)
-    assert flags["save_path"] == ("/ckpt/model",)
-    assert flags["load_checkpoint"] == ()
-    assert flags["bf16"] == ()
-    assert flags["prompt_max_len"] == ("1024",)
-    assert "flash_attn" not in flags
-    assert "use_wandb" not in flags
-    assert command.why["--vllm_num_engines"] == "16 GPUs = 8 engines × 2"
-    assert command.why["--input_key"] == "column of the prompt"
-
-
-@pytest.mark.parametrize(
-    ("version", "args", "said"),
-    [
-        ((0, 11, 2), ("--train.seed", "two"), "--train.seed takes a whole number, not 'two'"),
-        ((0, 11, 2), ("--train.seed=1.5",), "--train.seed takes a whole number, not '1.5'"),
-        ((0, 11, 2), ("--actor.adam.lr", "fast"), "--actor.adam.lr takes a number, not 'fast'"),
-        ((0, 9, 10), ("--seed", "two"), "--seed takes a whole number, not 'two'"),
-        ((0, 11, 2), ("--actor.adam.betas", "0.9", "x"), "--actor.adam.betas takes a number"),
-    ],
-)
-def test_text_for_a_number_is_refused(version: Version, args: tuple[str, ...], said: str) -> None:
-    """The refusal names the variable and the flag."""
-    what = asked((8,), version, *args)
-    with pytest.raises(MisfitError, match=f"AGENT_JOB_ARGS: {said}"):
-        openrlhf.make(what)
-
-
-def test_numbers_of_argparse() -> None:
-    """Exponents, signs, grouped digits and placeholders are accepted."""
-    args = ("--actor.adam.lr", "5e-7", "--data.max_samples", "1_000", "--train.seed", "{attempt}")
-    argv = openrlhf.make(asked((8,), (0, 11, 2), *args)).argv
-    assert {"5e-7", "1_000", "{attempt}"} <= {*argv}
-
-
-def test_batches_by_tokens_give_way_to_micro_batches() -> None:
-    """The user's micro batches would not be used beside batches by tokens."""
-    flags = flags_of(openrlhf.make(asked((8,))))
-    assert flags["train.max_tokens_per_gpu"] == ("16384",)
-    longer = flags_of(openrlhf.make(asked((8,), (0, 11, 2), "--data.max_len", "32768")))
-    assert longer["train.max_tokens_per_gpu"] == ("32768",)
-    micro = flags_of(openrlhf.make(asked((8,), (0, 11, 2), "--train.micro_batch_size", "4")))
-    assert "train.dynamic_batch_enable" not in micro
-    assert "ds.packing_samples" in micro
-    images = flags_of(openrlhf.make(asked((8,), (0, 11, 2), "--data.max_images_per_prompt", "2")))
-    assert "ds.packing_samples" not in images, "OpenRLHF packs no images"
-
-
-@pytest.mark.parametrize(
-    ("columns", "needs_labels", "label"),
-    [
-        (None, True, ("label",)),
-        (None, False, ("label",)),
-        ({"input": True, "label": False}, False, ("label",)),
-        ({"input": True}, False, None),
-    ],
-)
-def test_a_label_is_asked_for_where_the_data_have_one(
-    columns: dict[str, bool] | None, label: tuple[str, ...] | None, *, needs_labels: bool
+def test_every_rank_gets_the_same_number_of_prompts(
+    gpus: list[int], micro: int, samples: int
 ) -> None:
-    """OpenRLHF ends with KeyError where the column is missing."""
-    what = replace(asked((8,)), columns=columns, needs_labels=needs_labels)
-    assert flags_of(openrlhf.make(what)).get("data.label_key") == label
+    """OpenRLHF-M asserts it, and DeepSpeed asserts that a batch is whole steps of every rank."""
+    own = f"--micro_train_batch_size {micro} --n_samples_per_prompt {samples}"
+    command = made(f"openrlhf-m-grpo {','.join(map(str, gpus))} {own}")
+    rollout, train = (number(command, f"{part}_batch_size") for part in ("rollout", "train"))
+    assert rollout % sum(gpus) == 0
+    assert train % (micro * sum(gpus)) == 0
+    assert rollout * samples % train == 0
 
 
-def test_data_without_the_columns_are_refused() -> None:
-    """The refusal names the flags, and the columns that there are."""
-    what = replace(asked((8,)), columns={"question": False, "answer": False}, needs_labels=True)
-    with pytest.raises(MisfitError) as misfit:
-        openrlhf.make(what)
-    assert "no column for --data.input_key input and --data.label_key label" in str(misfit.value)
-    assert "only question, answer" in str(misfit.value)
-    named = ("--data.input_key", "question", "--data.label_key=answer")
-    openrlhf.make(replace(what, args=named))
-
-
-def test_a_reward_model() -> None:
-    """It is on all GPUs, and evaluation needs a server."""
-    what = replace(asked((8, 8), scores=False, recipe="openrlhf-ppo"), reward_model="org/rm")
-    flags = flags_of(openrlhf.make(what))
-    assert flags["reward.model_name_or_path"] == ("org/rm",)
-    assert flags["reward.num_nodes"] == ("2",)
-    assert "reward.remote_url" not in flags
-    assert "data.label_key" not in flags
-    with pytest.raises(MisfitError, match="wants a reward server"):
-        openrlhf.make(replace(what, eval_data="/data/eval.jsonl"))
-
-
-def test_a_reward_model_has_its_own_size() -> None:
-    """70 B beside a policy of 7 B: it is sharded over all GPUs, in bf16."""
-    node = NodeSize(8, gpu_memory=24, memory=2 << 40)
-    plain = replace(asked((8,), scores=False, tensor_parallel=4), nodes=(node,))
-    what = replace(plain, basis=JobBasis(QWEN2_5_7B), reward_model="org/RM-7.6B")
-    assert "× 8 bytes / 8 GPUs" in openrlhf.make(what).why["--ds.zero_stage"]
-    with pytest.raises(MisfitError, match=r"7\.62 B × 24\.4 bytes / 8 GPUs = 23\.2 GB"):
-        openrlhf.make(replace(what, reward_model="org/RM-70B"))
-
-
-def test_the_run_has_a_name_in_wandb() -> None:
-    """The user's, or one that no other run has."""
-    what = replace(asked((8,), wandb=True), run_id="run-7")
-    assert flags_of(openrlhf.make(what))["logger.wandb.run_name"] == (
-        "openrlhf-grpo-Qwen2.5-7B-run-7",
-    )
-    named = flags_of(openrlhf.make(replace(what, run_name="mine")))
-    assert named["logger.wandb.run_name"] == ("mine",)
+ON_PODS = {
+    "NCCL_SOCKET_FAMILY": "AF_INET",
+    "NCCL_LAUNCH_MODE": "GROUP",
+    "NCCL_SOCKET_NTHREADS": "1",
+    "NCCL_NSOCKS_PERTHREAD": "1",
+}
 
 
 @pytest.mark.parametrize(
-    ("version", "model", "columns", "has_images"),
+    ("platform", "infiniband", "env"),
     [
-        ((0, 11, 2), "Qwen/Qwen2.5-VL-7B-Instruct", None, True),
-        ((0, 10, 4), "Qwen/Qwen2.5-VL-7B-Instruct", ("input", "label", "images"), True),
-        ((0, 11, 2), "Qwen/Qwen2.5-VL-7B-Instruct", ("input", "label"), False),
-        ((0, 9, 10), "Qwen/Qwen2.5-VL-7B-Instruct", None, False),  # it trains on text alone
-        ((0, 11, 2), "Qwen/Qwen2.5-7B-Instruct", None, False),
+        ("runpod", False, {**ON_PODS, "NCCL_IB_DISABLE": "1"}),
+        ("runpod-cluster", True, {}),
+        ("slurm", True, {}),
+        ("slurm", False, {"NCCL_IB_DISABLE": "1"}),
     ],
 )
-def test_a_model_that_reads_images(
-    version: Version,
-    model: str,
-    columns: tuple[str, ...] | None,
-    has_images: bool,  # noqa: FBT001 - a row
+def test_settings_for_slow_networks_stay_on_pods(
+    platform: str, env: dict[str, str], *, infiniband: bool
 ) -> None:
-    """From 0.10 on GRPO trains on images, without packing, as its script for them."""
-    found = flags_of(openrlhf.make(replace(asked((8,), version), model=model, columns=columns)))
-    images = {name for name in found if "image" in name or "visual" in name}
-    names = ("data.image_key", "data.max_images_per_prompt", "actor.freeze_visual_encoder")
-    assert images == (set(names) if has_images else set())
-    assert ("ds.packing_samples" in found) is (not has_images and version >= (0, 10, 2))
+    """One socket and one thread of NCCL are for RunPod's network between pods."""
+    assert made("openrlhf-m-grpo 2x8", platform=platform, infiniband=infiniband).env == env
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "merges"),
+    [
+        ("0.8.11", ("lora_rank", "lora_alpha"), "--bf16"),
+        ("0.9.10", ("lora_rank", "lora_alpha"), "--param_dtype bf16"),
+        ("0.11.2", ("ds.lora.rank", "ds.lora.alpha"), "--ds.param_dtype bf16"),
+    ],
+)
+@pytest.mark.parametrize("recipe", PROGRAMS)
+def test_adapters(recipe: str, version: str, flags: tuple[str, str], merges: str) -> None:
+    """Rank and alpha as in its script; the note has the release's command that merges."""
+    command = made(f"{recipe}=={version} 1x8", lora_rank=16, scores=False)
+    found = settings_of(command)
+    assert [found[flag] for flag in flags] == ["16", "16"]
+    (note,) = [note for note in command.notes if "lora_combiner" in note]
+    assert merges in note
+    assert ("--is_rm" in note) is (recipe == "openrlhf-rm")
+    assert command.format["rank of adapters"] == "16"
+    # only SFT has a script for adapters: the others' rates are those of full training
+    warned = any("want a higher one" in warning for warning in command.warnings)
+    assert warned is (recipe != "openrlhf-sft")

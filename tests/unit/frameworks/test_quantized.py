@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.frameworks.recipe import JobBasis, MisfitError, ModelShape, quantized_by_name
 from agent.job.job import command_of
 from agent.settings.jobs import RECIPES
-from support.verl_asked import asked
+from support.asked_recipes import asked
 
 PLAIN = {
     "hidden_size": 64,
@@ -64,7 +64,7 @@ def test_no_framework_trains_it(model: str, basis: JobBasis, said: str) -> None:
     """Every recipe refuses it with the method, its source and the remedy."""
     for known in RECIPES:
         if known.framework:
-            given = replace(asked(recipe=known.name), model=model, basis=basis)
+            given = replace(asked(f"{known.name} 2x8"), model=model, basis=basis)
             with pytest.raises(MisfitError, match=said):
                 command_of(known, given)
 
@@ -72,14 +72,14 @@ def test_no_framework_trains_it(model: str, basis: JobBasis, said: str) -> None:
 def test_a_config_decides_over_the_name() -> None:
     """A copy that is whole keeps its name."""
     known = next(known for known in RECIPES if known.name == "verl-grpo")
-    given = replace(asked(), model="/models/Qwen3-8B-FP8", basis=basis_of())
+    given = replace(asked("verl-grpo 2x8"), model="/models/Qwen3-8B-FP8", basis=basis_of())
     assert command_of(known, given).argv
 
 
 def test_layers_that_predict_further_tokens() -> None:
     """Megatron in verl loads such a model from 0.7.1 on, which leaves them out."""
     known = next(known for known in RECIPES if known.name == "verl-grpo")
-    given = replace(asked(version=(0, 7, 0)), backend="megatron", basis=basis_of(further=1))
+    given = replace(asked("verl-grpo==0.7.0 2x8"), backend="megatron", basis=basis_of(further=1))
     with pytest.raises(MisfitError, match="num_nextn_predict_layers to 0"):
         command_of(known, given)
     assert command_of(known, replace(given, version=(0, 7, 1))).argv

@@ -163,6 +163,8 @@ def test_shapes_of_the_frameworks_fit(shape: dict[str, Any]) -> None:
         sizing_of(replace(load, tensor_parallel=shape["tensor_parallel"]))
 
 
+WEIGHTS = workload("7.6B", nodes=8, gpus=1, own_share=0.1)
+LORA = workload("7B", gpus=1, memory=24, layouts=(table.ZERO2,), share=0.0, adapters=True)
 REFUSED = [
     (workload("72B", memory=24, layouts=table.OPENRLHF, trained=2, frozen=2), "from 24×8 on"),
     (workload("72B", memory=24, trained=2), "from 3×8 on"),
@@ -172,6 +174,16 @@ REFUSED = [
     (workload("70B", gpus=1), "no: all states on the CPUs, "),
     (workload("671B-A37B", layouts=table.OPENRLHF), "nor on 64 such nodes"),
     (workload("8B", gpus=1, memory=24, layouts=table.OPENRLHF_TRAIN, share=0.0), "from 1×2 on"),
+    # a part for engines without room for the weights, and engines that are too small: nodes are no
+    # remedy for that
+    (WEIGHTS, "in 0.1 × 80 GB; with engines of 1 GPU that have 0.6"),
+    (workload("72B", nodes=4, tensor_parallel=1), "of weights / 1 = 144 GB"),
+    (
+        workload("72B", nodes=4, tensor_parallel=1),
+        "; with engines of 8 GPUs that have 0.55 of each",
+    ),
+    # the states fit, and the longest sample does not
+    (replace(LORA, tokens=8192, logit=10), "or with samples of at most 4096 tokens"),
 ]
 
 
@@ -202,28 +214,6 @@ def test_the_users_part_for_engines_is_counted(share: float, layout: Layout, eng
     found = sizing_of(replace(workload("7.6B"), own_share=share))
     assert (found.layout, found.share, found.tensor_parallel) == (layout, share, engine)
     assert found.warnings == ()
-
-
-def test_a_part_for_engines_without_room_for_the_weights_is_refused() -> None:
-    """It names engines that fit."""
-    load = replace(workload("7.6B", nodes=8, gpus=1), own_share=0.1)
-    with pytest.raises(MisfitError, match=r"in 0\.1 × 80 GB; with engines of 1 GPU that have 0\.6"):
-        sizing_of(load)
-
-
-def test_engines_of_the_user_are_refused_with_those_that_fit() -> None:
-    """72B does not fit on one GPU; nodes are no remedy for that."""
-    load = replace(workload("72B", nodes=4), tensor_parallel=1)
-    with pytest.raises(MisfitError, match="of weights / 1 = 144 GB") as refusal:
-        sizing_of(load)
-    assert str(refusal.value).endswith("; with engines of 8 GPUs that have 0.55 of each")
-
-
-def test_shorter_samples_are_a_remedy() -> None:
-    """Where the states fit, and the longest sample does not."""
-    load = workload("7B", gpus=1, memory=24, layouts=(table.ZERO2,), share=0.0, adapters=True)
-    with pytest.raises(MisfitError, match="or with samples of at most 4096 tokens"):
-        sizing_of(replace(load, tokens=8192, logit=10))
 
 
 def test_heads_limit_tensor_parallel() -> None:
@@ -268,37 +258,30 @@ def test_long_sequences_are_warned_of() -> None:
     assert "a sequence of all 136000 tokens may run out of memory: about " in found.warnings[-1]
 
 
-def gpu_memory(*models: str) -> int | None:
-    """Return the memory of a node with these GPUs."""
-    return Facts("node", {}, node_versions=NodeVersions(gpu_models=models)).gpu_memory
-
-
 @pytest.mark.parametrize(
-    ("model", "memory"),
+    ("models", "memory"),
     [
-        ("NVIDIA H100 80GB HBM3", 80),
-        ("NVIDIA H100 NVL", 94),
-        ("NVIDIA GH200 480GB", 96),  # 480 GB are the CPU's
-        ("NVIDIA A100-SXM4-40GB", 40),
-        ("NVIDIA L40S", 48),
-        ("NVIDIA L4", 24),
-        ("NVIDIA GeForce RTX 4090", 24),
-        ("NVIDIA RTX 6000 Ada Generation", 48),
-        ("Tesla T4", 16),
-        ("AMD Instinct MI300X 192 GiB", 192),
-        ("NVIDIA TITAN", None),
+        (["NVIDIA H100 80GB HBM3"], 80),
+        (["NVIDIA H100 NVL"], 94),
+        (["NVIDIA GH200 480GB"], 96),  # 480 GB are the CPU's
+        (["NVIDIA A100-SXM4-40GB"], 40),
+        (["NVIDIA L40S"], 48),
+        (["NVIDIA L4"], 24),
+        (["NVIDIA GeForce RTX 4090"], 24),
+        (["NVIDIA RTX 6000 Ada Generation"], 48),
+        (["Tesla T4"], 16),
+        (["AMD Instinct MI300X 192 GiB"], 192),
+        (["NVIDIA TITAN"], None),
+        # a node's memory is that of its smallest GPU, if all are known
+        (["NVIDIA H200", "NVIDIA H100 PCIe"], 80),
+        (["NVIDIA H200", "NVIDIA TITAN"], None),
+        ([], None),
     ],
 )
-def test_memory_of_gpus(model: str, memory: int | None) -> None:
+def test_memory_of_gpus(models: list[str], memory: int | None) -> None:
     """The name of a GPU has its memory, or stands for it."""
-    assert gpu_memory(model) == memory
-
-
-def test_the_smallest_gpu_counts() -> None:
-    """A node's memory is that of its smallest GPU, if all are known."""
-    assert gpu_memory("NVIDIA H200", "NVIDIA H100 PCIe") == 80
-    assert gpu_memory("NVIDIA H200", "NVIDIA TITAN") is None
-    assert gpu_memory() is None
+    versions = NodeVersions(gpu_models=tuple(models))
+    assert Facts("node", {}, node_versions=versions).gpu_memory == memory
 
 
 def fits(load: Workload) -> bool:
