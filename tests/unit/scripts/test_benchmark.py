@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.bench.fault_figures import FaultRound, fault_targets
-from tools.bench.figures import Run, ratios, schedule, targets
+from tools.bench.figures import Run, ratios, targets
 from tools.bench.systems import is_bridge, is_ours
 
 RUNS = [
@@ -33,20 +33,6 @@ def test_targets_take_the_median_of_ratios_and_the_worst_of_limits() -> None:
     assert values == [None, None, 1.25, 13 / 106, 3.5, 0.3]
     holds = [target.holds for target in found.values()]
     assert holds == [None, None, False, True, True, True]
-
-
-def test_systems_take_turns() -> None:
-    """No system always runs first, and the slow one runs only in the first rounds."""
-    found = list(schedule(["agent", "symmetric-run"], 3, 1))
-    assert found == [(0, "agent"), (0, "symmetric-run"), (1, "agent"), (2, "agent")]
-    assert list(schedule(["agent", "handmade"], 2, 0))[2] == (1, "handmade")
-    assert list(schedule([], 2, 0)) == []
-
-
-def test_what_was_not_measured_neither_holds_nor_fails() -> None:
-    """Without a run there is no result."""
-    assert {target.holds for target in targets([])} == {None}
-    assert "not measured" in targets([])[0].sentence()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from promises import MORE, OFTEN, QUICK
-from tools.faults.results import FAILED, HELD, SKIPPED, Result, read_junit
 from tools.faults.rows import PAGE, read_rows, with_table
 
 LAB = Path(__file__).parents[2] / "lab"
@@ -70,24 +69,3 @@ def test_a_row_is_described_once(tmp_path: Path) -> None:
     file.write_text(f'{MARK}("link")\ndef test_b() -> None: ...\n')
     with pytest.raises(ValueError, match="link: not one"):
         read_rows(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("cases", "result"),
-    [
-        ('<testcase name="a" time="2.0"/>', Result(HELD, 2.0)),
-        (
-            '<testcase name="a" time="2.0"><failure message="7 == 75"/></testcase>',
-            Result(FAILED, 2.0, "a: 7 == 75"),
-        ),
-        (
-            '<testcase name="a" time="2.0"><error message="no lab"/></testcase>',
-            Result(FAILED, 2.0, "a: no lab"),
-        ),
-        ('<testcase name="a" time="2.0"><skipped/></testcase>', Result(SKIPPED, 2.0)),
-        ("", Result(SKIPPED, 0.0)),  # its tests were not found
-    ],
-)
-def test_what_pytest_wrote_is_summed_up(cases: str, result: Result) -> None:
-    """One failure fails the row; a skip, or no test at all, does not count as a pass."""
-    assert read_junit(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == result

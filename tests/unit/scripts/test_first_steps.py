@@ -24,18 +24,3 @@ def test_bash_3_can_read_it(name: str) -> None:
     lines = [line for line in script.read_text().splitlines() if not line.lstrip().startswith("#")]
     assert [line for line in lines if OF_BASH_4.search(line)] == []
     subprocess.run(["bash", "-n", script], check=True)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("--lab) true ;;&", "mapfile -t x < y", "local -A names=()", "echo ${x@Q}", "${x^^}"),
-        *("make &>>log", "a |& b", "wait -n", "declare -n y=x", "${x[-1]}", "x) true ;&"),
-    ],
-)
-def test_what_bash_4_brought(line: str) -> None:
-    """Each is found; what bash 3.2 has is not."""
-    assert OF_BASH_4.search(line)
-    assert not OF_BASH_4.search(
-        'case x in y) a && b || c &>/dev/null ;; esac; "${x[@]}"; local y=1'
-    )

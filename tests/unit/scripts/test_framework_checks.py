@@ -11,16 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools.frameworks import packages, parts
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case
-from tools.frameworks.inside import slime
-from tools.frameworks.inside.modelled_ray import PlacedGroup
-from tools.frameworks.inside.uses import names_read
-from tools.frameworks.inside.verl import is_read, rules, start_servers
-from tools.frameworks.overrides import type_fault
-from tools.frameworks.packages import REPO
-from tools.frameworks.placement import Cluster, WaitsForEverError, waits
+from tools.frameworks.inside.verl import rules
+from tools.frameworks.placement import Cluster, waits
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
@@ -51,25 +45,6 @@ def test_a_placement_group_waits_where_it_finds_no_room(
     found = waits(nodes, place)
     assert bool(found) is bool(waits_for)
     assert all(waits_for in fault.what for fault in found)
-
-
-@pytest.mark.parametrize(
-    ("default", "value", "right"),
-    [
-        (1, 2, True),
-        (1, "two", False),
-        (1, 2.5, False),
-        (1.0, 2, True),
-        (True, "yes", False),
-        (True, 1, False),
-        (None, "anything", True),
-        ("console", ["console"], True),
-        ("x", 1, False),
-    ],
-)
-def test_a_value_of_another_kind_is_refused(default: object, value: object, *, right: bool) -> None:
-    """Hydra itself accepts a text for a number."""
-    assert (type_fault("key", default, value) is None) is right
 
 
 FRAMEWORK = """
@@ -151,26 +126,6 @@ def test_a_program_is_checked_by_its_own_code(tmp_path: Path) -> None:
         assert all(one.startswith(fault) for one in described), name
 
 
-def test_names_that_sources_read(tmp_path: Path) -> None:
-    """Attributes and texts count with their owner, except in an excluded function."""
-    (tmp_path / "a.py").write_text(
-        "def old(config):\n    return config.moved.path\n"
-        "def new(config, args):\n    config.written = 1\n"
-        "    return config.reward.get('path'), getattr(args.data, 'label'), config['group']\n",
-        encoding="utf-8",
-    )
-    (tmp_path / "a.yaml").write_text("defaults:\n  - actor: ${engine}_actor\n# ${unread}\n")
-    read = names_read(tmp_path, but=frozenset({"old"}))
-    assert is_read("engine", read)
-    assert not is_read("unread", read)
-    assert {"config.reward", "reward.path", "data.label", "config.group"} <= read
-    assert not {"config.moved", "moved.path", "config.written"} & read
-    assert is_read("reward.path", read)
-    assert is_read("+reward.path".lstrip("+"), read)
-    assert not is_read("moved.path", read)
-    assert not is_read("reward.nothing", read)
-
-
 OPENRLHF_M = (
     "--ref_num_nodes 2 --ref_num_gpus_per_node 8 --actor_num_nodes 2 --actor_num_gpus_per_node 8 "
     "--vllm_num_engines 16 --colocate_all_models --vllm_enable_sleep --pretrain M --prompt_data D "
@@ -232,18 +187,6 @@ def test_search_r1_by_its_facts(more: str, fault: str) -> None:
     assert {one.kind for one in tight} == {"waits"}
 
 
-def test_a_change_leaves_parts_done_that_do_not_rest_on_it() -> None:
-    """A part's result depends on all files except other parts'; every listed file exists."""
-    by_name = {part.name: part for part in parts.PARTS}
-    rest = {name: {f.name for f in parts.judges(part)} for name, part in by_name.items()}
-    for begins, names in parts.OF_SOME.items():
-        assert list((REPO / "scripts/tools/frameworks").glob(f"{begins}*")), begins
-        assert {*names} <= {*by_name}
-    assert "started_openrlhf.py" in rest["start-openrlhf"] - rest["start-verl"] - rest["verl-0.9.1"]
-    assert {"bert_padding.py", "pretended.py"} <= rest["start-openrlhf"]
-    assert {"parts.py", "placement.py"} <= rest["verl-0.9.1"] & rest["train-trl"]
-
-
 @pytest.mark.parametrize(
     ("changes", "faults"),
     [
@@ -275,61 +218,3 @@ def test_verls_rules_for_batches(changes: dict[str, int], faults: list[str]) -> 
     for what in faults:
         assert any(what in fault.what for fault in found)
     assert bool(found) is bool(faults)
-
-
-def test_a_server_needs_a_cpu_beside_its_group() -> None:
-    """Up to verl 0.7.0: on the group's own node, whatever is free on another."""
-    bundles = [{"GPU": 1.0, "CPU": 3.0}] * 8
-    for cpus, fits in ((32, True), (31, False)):
-        cluster = Cluster([(8, cpus), (0, 64)], roomy=True)
-        group = PlacedGroup(cluster.group(bundles, "STRICT_PACK"))
-        if fits:
-            start_servers(cluster, [group], 8)
-            continue
-        with pytest.raises(WaitsForEverError, match="a vLLM server"):
-            start_servers(cluster, [group], 8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "gpus", "fault"),
-    [
-        ({}, 8, ""),
-        ({"global_batch_size": 250}, 8, "a batch of 250 for 8 copies"),
-        ({"rollout_batch_size": 33}, 8, "264 answers are no multiple of the batch"),
-        ({}, 4, "of 16 bundles of 1 GPU + 1 CPU only 8 fit"),
-    ],
-)
-def test_what_slimes_parser_does_not_check(changes: dict[str, int], gpus: int, fault: str) -> None:
-    """The answers of an update divide over the copies of the model, and the nodes have the GPUs."""
-    sizes = {
-        "tensor_model_parallel_size": 2,
-        "pipeline_model_parallel_size": 1,
-        "context_parallel_size": 1,
-        "world_size": 16,
-        "global_batch_size": 256,
-        "rollout_batch_size": 32,
-        "n_samples_per_prompt": 8,
-        "actor_num_nodes": 2,
-        "actor_num_gpus_per_node": 8,
-    }
-    args = SimpleNamespace(**{**sizes, **changes})
-    case = Case("x", (), ((gpus, 32), (gpus, 32)))
-    found = [one.what for one in slime.batch_faults(args) + slime.placed(case, args)]
-    assert len(found) == bool(fault)
-    assert all(fault[:20] in one for one in found)
-
-
-def test_frameworks_that_no_index_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Their parts run where variables name checkouts, and are left out elsewhere."""
-    for variables in packages.CHECKOUTS.values():
-        for variable in variables.values():
-            monkeypatch.delenv(variable, raising=False)
-    by_name = {part.name: part for part in parts.PARTS}
-    assert not by_name["slime"].is_possible
-    assert by_name["verl-0.9.1"].is_possible
-    with pytest.raises(packages.CannotFetchError, match="POD_AGENT_SLIME and POD_AGENT_MEGATRON"):
-        packages.checkouts("slime")
-    monkeypatch.setattr(packages, "FOLDER", tmp_path / "made")
-    monkeypatch.setenv("POD_AGENT_PRIME_RL", str(tmp_path))
-    assert by_name["prime-rl"].is_possible
-    assert (packages.checkouts("prime-rl") / "prime-rl").resolve() == tmp_path

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, cast
 
 from tools.demo.__main__ import command_line
 from tools.demo.killer import Killer
-from tools.demo.summary import read_summary
 from tools.lab.cli import make_parser
 from tools.lab.container import Container, ProcessInfo
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 ENGINE = "/venv/bin/python /venv/bin/pod-agent rehearsal-engine --host 10.77.0.11 --port {}"
@@ -52,21 +48,6 @@ def test_engines_are_killed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert killed == [1007, 1009, 1007]
     assert killer.kills == 3
     assert said[0] == "engine at port 8100 of pod1 (pid 7) is killed"
-
-
-def test_the_end_has_all_figures(tmp_path: Path) -> None:
-    """Steps, rewards, kills, restarts and stale samples; a line that was cut short counts not."""
-    samples = tmp_path / "samples.jsonl"
-    samples.write_text('{"stale": false}\n{"stale": true}\n{"stale": fal')
-    starts = json.dumps({"what": "start"}) + "\n"
-    (tmp_path / "a.jsonl").write_text(f'{starts}{{"what": "generate"}}\n{starts}')
-    (tmp_path / "b.jsonl").write_text(starts)
-    output = "step 1/3 mean reward 0.10 version 1\nstep 2/3 mean reward 0.75 version 2\nx\n"
-    summary = read_summary(output, samples, sorted(tmp_path.glob("[ab].jsonl")))
-    assert summary.sentence(1, 143) == (
-        "2 of 3 steps, mean reward 0.10 → 0.75; engines: 2, killed 1, restarted 1; "
-        "stale samples 1 of 2; exit code 143"
-    )
 
 
 def test_its_command_line_is_one_of_the_lab() -> None:

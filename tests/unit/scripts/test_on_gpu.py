@@ -9,8 +9,7 @@ import pytest
 from agent.frameworks.layouts import FSDP_RESIDENT
 from agent.frameworks.recipe import ModelShape, NodeSize
 from agent.frameworks.sizing import Workload, sizing_of
-from agent.node.figures import GpuFigures
-from tools.gpu import agents_figures, memory, recorder
+from tools.gpu import memory, recorder
 
 
 @pytest.mark.parametrize("size", memory.SIZES, ids=lambda size: size.name)
@@ -33,34 +32,3 @@ def test_a_dump_runs_no_code() -> None:
     assert found["last"]["profiling_name"] == "nccl:all_reduce"
     with pytest.raises(recorder.DumpError, match=r"names .*\.system"):
         recorder.load(b"cos\nsystem\n(S'true'\ntR.")
-
-
-def gpu(use: int, power: int) -> GpuFigures:
-    """Return the figures of an H100 of 700 W."""
-    return GpuFigures(0, use, 500, 81_559, power, 700, 40, 1_980)
-
-
-def test_whether_a_gpu_works_is_judged_by_state() -> None:
-    """The measured rows of docs/evidence/gpu.md are judged rightly; a wrong one is named."""
-    rows = {
-        "a context alone": (0, 132),
-        "matmul": (99, 697),
-        "small matmuls": (100, 507),
-        "copies": (100, 399),
-        "one thread spins": (100, 139),
-    }
-    readings, lines = [], []
-    for number, (state, (use, power)) in enumerate(rows.items()):
-        lines.append({"state": state, "begin": number * 10.0, "end": number * 10.0 + 9})
-        readings += [
-            agents_figures.Reading(number * 10.0 + second, gpu(use, power)) for second in range(10)
-        ]
-    states, wrong = agents_figures.judge(readings, lines)
-    assert wrong == []
-    assert states["usual_power"] == 697
-    assert states["one thread spins"]["works"] == 0
-    lines[1]["state"] = "one thread spins"
-    assert (
-        "one thread spins: works in 100% of the readings"
-        in agents_figures.judge(readings, lines)[1]
-    )

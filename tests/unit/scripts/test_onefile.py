@@ -108,30 +108,23 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Small:
 # --- the start ---------------------------------------------------------------------------------
 
 
-def test_arguments_and_code_pass_through(small: Small) -> None:
-    """The agent gets the arguments unchanged, and its exit code is the file's."""
-    code, found, err = small.run("run", "--", "a b", "{nodes}")
-    assert (code, err) == (7, "")
-    assert found["argv"] == ["run", "--", "a b", "{nodes}"]
+def test_a_start(small: Small, tmp_path: Path) -> None:
+    """Arguments and code pass through, and nothing of the image shadows the file's libraries.
 
-
-def test_nothing_of_the_image_shadows_the_files_libraries(small: Small, tmp_path: Path) -> None:
-    """The image's environment and PYTHONPATH have another version of the library."""
+    Its folder is private; each Python has its libraries there, the agent one path for all.
+    """
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "library.py").write_text("VERSION = 'theirs'", encoding="utf-8")
-    _, found, _ = small.run(PYTHONPATH=str(theirs), PYTHONHOME="")
+    words = ("run", "--", "a b", "{nodes}")
+    code, found, err = small.run(*words, PYTHONPATH=str(theirs), PYTHONHOME="")
+    assert (code, err) == (7, "")
+    assert found["argv"] == [*words]
     assert found["version"] == "ours"
     assert found["isolated"]
     (home,) = small.homes()
     assert str(found["library"]).startswith(str(home))
     assert str(found["program"]) == str(home / "agent/__main__.py")
-
-
-def test_the_folder_is_private_and_keyed_by_python_and_machine(small: Small) -> None:
-    """Only its user can read it; each Python has its libraries, the agent one path for all."""
-    small.run()
-    (home,) = small.homes()
     assert home.parent.name == f"pod-agent-{os.geteuid()}"
     assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700
     (environment,) = home.glob("cp*")
@@ -153,33 +146,24 @@ def test_eight_at_once(small: Small) -> None:
     assert not list(small.homes()[0].rglob("*.new"))
 
 
-def test_a_second_start_writes_nothing(small: Small) -> None:
-    """A complete folder is not checked again."""
-    small.run()
+def test_a_second_start_writes_only_what_is_missing(small: Small) -> None:
+    """A complete folder is not checked again, until a day later, or if it lacks its stamp."""
+    _, found, _ = small.run()
     (home,) = small.homes()
     before = sorted((path, path.stat().st_mtime_ns) for path in home.rglob("*.py"))
     assert small.run()[0] == 7
     assert sorted((path, path.stat().st_mtime_ns) for path in home.rglob("*.py")) == before
 
-
-def test_what_a_cleaner_removed_is_written_again(small: Small) -> None:
-    """A day after the last check, missing files are written again; others stay unchanged."""
-    _, found, _ = small.run()
-    (home,) = small.homes()
+    # a cleaner removed a file
     library = Path(str(found["library"]))
     library.unlink()
     yesterday = time.time() - 90_000
     for stamp in (home / ".complete", *home.glob("cp*/.complete")):
         os.utime(stamp, (yesterday, yesterday))
-    code, found, _ = small.run()
-    assert code == 7
+    assert small.run()[0] == 7
     assert library.exists()
 
-
-def test_an_interrupted_start_is_completed(small: Small) -> None:
-    """A folder without its stamp is unpacked again."""
-    small.run()
-    (home,) = small.homes()
+    # the former start was interrupted
     (environment,) = home.glob("cp*")
     (environment / ".complete").unlink()
     (home / "agent/__main__.py").write_text("broken", encoding="utf-8")
