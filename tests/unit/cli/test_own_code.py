@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cli.command_line import main as agent
 from agent.cli.start_files.own_code import CodeError, command_files, command_warnings, find_code
-from support.stand_in_packages import ONE_FILE
+from support.init_files import written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,45 +184,40 @@ def test_on_a_shared_disk_nothing_is_copied(code: Path, tmp_path: Path) -> None:
     assert "/elsewhere/x.py is used where it is" in line
 
 
-INIT = ("--nodes", "2", "--gpus", "8", "--image", "me/app:1")
-COMMAND = ("--", "python3", "train.py", "--nodes", "{nodes}")
+INIT = "--nodes 2 --gpus 8 --image me/app:1"
+COMMAND = "-- python3 train.py --nodes {nodes}"
 
 
-def test_init_writes_the_code_beside_its_files(
-    code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_writes_the_code_beside_its_files(code: Path, tmp_path: Path) -> None:
     """A second `init` after a change needs no --force; the step itself packs anew."""
     made = tmp_path / "run"
-    words = ["init", "dstack", *INIT, "--to", str(made), *COMMAND]
-    assert agent(words) == 0
-    printed = capsys.readouterr().out
+    files, printed = written(f"dstack {INIT} {COMMAND}", made)
     assert f"The code: {code}, since the command names train.py" in printed
     assert "  python3 pack.py && dstack apply -f command.dstack.yml" in printed
-    assert "code.tar.gz:/opt/code.tar.gz" in (made / "command.dstack.yml").read_text()
+    assert "code.tar.gz:/opt/code.tar.gz" in files["command.dstack.yml"]
     (code / "more.py").touch()
-    assert agent(words) == 0
+    written(f"dstack {INIT} {COMMAND}", made)
     with tarfile.open(made / "code.tar.gz") as archive:
         assert "more.py" in archive.getnames()
     (code / "last.py").touch()
-    subprocess.run([sys.executable, str(made / "pack.py")], check=True, capture_output=True)
+    pack = [sys.executable, str(made / "pack.py")]
+    subprocess.run(pack, check=True, capture_output=True)
     with tarfile.open(made / "code.tar.gz") as archive:
         assert "last.py" in archive.getnames()
     (code / "train.py").unlink()
-    done = subprocess.run(
-        [sys.executable, str(made / "pack.py")], check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(pack, check=False, capture_output=True, text=True)
     assert done.stderr.startswith(f"pack.py: train.py, which the command starts, is not in {code}")
 
 
-@pytest.mark.parametrize("kind", ["pods", "cluster"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("pods", "pod.json"), ("cluster", "instant-cluster.json")]
+)
 @pytest.mark.usefixtures("code")
-def test_a_pod_of_runpod_takes_the_code_by_its_digest(kind: str, tmp_path: Path) -> None:
+def test_a_pod_of_runpod_takes_the_code_by_its_digest(kind: str, name: str, tmp_path: Path) -> None:
     """pods.py may pack it anew, so that its size and digest are variables."""
-    made = tmp_path / kind
-    assert agent(["init", "runpod", *INIT, "--kind", kind, "--to", str(made), *COMMAND]) == 0
-    name = "pod.json" if kind == "pods" else "instant-cluster.json"
-    request = json.loads((made / name).read_text())
-    content = (made / "code.tar.gz").read_bytes()
+    files, _ = written(f"runpod {INIT} --kind {kind} {COMMAND}", tmp_path / kind)
+    request = json.loads(files[name])
+    content = (tmp_path / kind / "code.tar.gz").read_bytes()
     assert request["env"]["CODE_SIZE"] == str(len(content))
     assert request["env"]["CODE_SHA256"] == hashlib.sha256(content).hexdigest()
     kept = "/workspace/pod-agent/$CODE_SHA256/code.tar.gz"
@@ -233,23 +227,12 @@ def test_a_pod_of_runpod_takes_the_code_by_its_digest(kind: str, tmp_path: Path)
 
 def test_slurm_runs_in_the_folder(code: Path, tmp_path: Path) -> None:
     """Its own, or another on the disk that all nodes see: in and beside a container."""
-    one_file = tmp_path / "pod-agent"
-    one_file.write_bytes(ONE_FILE)
-    common = ["init", "slurm", *INIT[:4], "--agent", str(one_file)]
     for container in ("none", "apptainer", "pyxis", "podman"):
-        more = ["--python", "/venv/bin/python"] if container == "none" else [*INIT[4:]]
-        words = [*common, "--container", container, *more]
+        more = "--python /venv/bin/python" if container == "none" else "--image me/app:1"
+        line = f"slurm --nodes 2 --gpus 8 --container {container} {more} --force {COMMAND}"
         for to in (tmp_path / container, code):
-            assert agent([*words, "--to", str(to), "--force", *COMMAND]) == 0
-            text = (to / "command.sbatch").read_text()
+            text = written(line, to).files["command.sbatch"]
             assert (str(code) in text) == (to != code)
             assert not (to / "code.tar.gz").exists()
     assert f"--workdir {code}" in (tmp_path / "podman/command.sbatch").read_text()
     assert f"--chdir={code}" in (tmp_path / "none/command.sbatch").read_text()
-
-
-@pytest.mark.usefixtures("code")
-def test_code_is_for_a_command_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """A recipe's code is its framework's."""
-    assert agent(["init", "dstack", "verl-grpo", *INIT[:4], "--code", "."]) == 2
-    assert "--code is for a command of your own, after --" in capsys.readouterr().err

@@ -62,17 +62,13 @@ def test_status(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (data["run_id"], data["is_over"], data["outcome"]["exit_code"]) == ("run-1", True, 7)
 
 
-def test_status_of_a_run_with_too_few_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its first word is `warning`, as while the head answers."""
+def test_status_of_other_ends(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A doubtful success begins with `warning`; without an outcome the agent was killed."""
     end = ends.JOB_MADE_FEW_STEPS.outcome(steps="after 3 of 400 steps", before="")
     write_outcome(root / "run-1/pod0", outcome_text(end))
     assert main(["status"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("run run-1 is over: warning: the job exited with 0 after 3 of 400")
-
-
-def test_status_of_a_run_without_an_outcome(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says so: the agent was killed, or still runs."""
     (root / "run-1/pod0/outcome.json").rename(root / "run-1/pod0/node.json")
     assert main(["status"]) == 0
     assert "no outcome.json" in capsys.readouterr().out
@@ -88,23 +84,13 @@ def test_status_of_a_run_whose_outcome_cannot_be_read(
     assert "run run-1: outcome.json cannot be read: it is broken: " in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("root")
-def test_a_log_that_the_head_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    """The head is called by the name of its node, as among the names that are known."""
+def test_logs_that_are_not_there(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The nodes and logs that there are, are named; the head by the name of its node."""
     assert main(["logs", "compile-caches"]) == 69
-    printed = capsys.readouterr().err
-    assert "node 'pod0' has no log 'compile-caches': nodes are pod0 and pod1" in printed
-
-
-@pytest.mark.usefixtures("root")
-def test_a_node_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """The nodes are named, and no empty list of its logs."""
+    said = "node 'pod0' has no log 'compile-caches': nodes are pod0 and pod1"
+    assert said in capsys.readouterr().err
     assert main(["logs", "pod9", "job"]) == 69
     assert capsys.readouterr().err.endswith("no node is named 'pod9': nodes are pod0 and pod1\n")
-
-
-def test_a_node_without_logs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error says that there are none."""
     for file in (root / "run-1/pod1").glob("*.log"):
         file.unlink()
     assert main(["logs", "pod1", "job"]) == 69
@@ -182,18 +168,14 @@ def test_since(text: str, since: datetime) -> None:
         ("23:59:00 a\n00:01:00 b\n11:59:00 c\n", 12 * 60, "00:01:00 b\n11:59:00 c\n"),
         ("(x) 2026-11-23T11:00:00Z a\nt=2026-11-23T11:58:00Z\n", 10, "t=2026-11-23T11:58:00Z\n"),
         ("11:40:00 a\n", 10, ""),
+        ("step 1\nstep 2\n", 0, "step 1\nstep 2\n"),
     ],
-    ids=["agent", "over midnight", "since midnight", "full times", "nothing since"],
+    ids=["agent", "midnight", "since midnight", "full times", "nothing since", "no times"],
 )
 def test_lines_since(text: str, minutes: int, left: str) -> None:
     """A line without a time belongs to the one before it; a time of day is that of the last day."""
     chosen = LogFilter(since=NOON - timedelta(minutes=minutes))
     assert chosen.apply(text, NOON) == left
-
-
-def test_a_log_without_times_is_printed_whole() -> None:
-    """`--since` has no effect then."""
-    assert LogFilter(since=NOON).apply("step 1\nstep 2\n", NOON) == "step 1\nstep 2\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

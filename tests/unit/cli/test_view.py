@@ -73,43 +73,45 @@ WARNINGS = (
     WarningStatus("full soon", "disk /c on pod1 reaches 95 % in 2 h", "R3"),
     WarningStatus("training", "loss is nan", "R4"),
     WarningStatus("shared memory", "64 MiB", "R5"),
+    WarningStatus.of_advice(Advice("the KL rose", "Less")),
 )
 
 
 def test_warnings_about_what_the_run_does() -> None:
     """The last stall, slow nodes, what will be full, and advice; no finding about a machine."""
     shown = lines(replace(run_of(3), warnings=WARNINGS, slow="GPU power 260 W"))
-    assert shown[2:6] == [
+    assert shown[2:7] == [
         "stall: no step for 12 min: rank 17 on pod2. R1",
         "slow node: pod1: GPU utilization 14 %. R2",
         "full soon: disk /c on pod1 reaches 95 % in 2 h. R3",
         "training: loss is nan. R4",
+        "training: the KL rose. Less",
     ]
     assert not any("64 MiB" in line for line in shown)
     assert "node head  pod0  running  4 min 25 s  GPU power 260 W" in shown
 
 
-def test_a_wait() -> None:
-    """Name, time left and evidence; the end of the run is none."""
+def test_waits_verdicts_and_silence() -> None:
+    """A wait has its evidence, a verdict its remedy, a silent node the time of its last report."""
     run = booting(run_of(3))
     assert "waiting for workers  90 s left  1 of 3 joined" in lines(run)
-    run = altered(run, "waits", following=True)
+    run = altered(run, "waits", following=True)  # the end of the run is no wait
     assert not any(line.startswith("waiting for") for line in lines(run))
-
-
-def test_the_worst_nodes_come_first() -> None:
-    """Of 256 nodes the lost one comes first."""
-    shown = [line for line in lines(run_of(256)) if line.startswith("node ")]
-    assert shown[0].startswith("node head ")
-    assert shown[1].startswith("node 256 ")
-    assert "its Ray is gone" in shown[1]
-
-
-def test_a_silent_node() -> None:
-    """The time since its last report is shown, with its last detail."""
+    assert lines(replace(run_of(1), verdict=NO_WORD))[1:3] == [
+        "lost: no word (exit code 75)",
+        "Try again",
+    ]
+    (few,) = [line for line in lines(replace(run_of(1), verdict=FEW_STEPS)) if "3 of 400" in line]
+    assert "done" not in few  # a doubtful success is none
     changes: dict[str, Any] = {"state": NodeState.SILENT, "last_error": "gone"}
     run = altered(run_of(1), "nodes", detail="", heard_seconds_ago=40.0, **changes)
     assert any("last report 40 s ago; gone" in line for line in lines(run))
+
+    # Of 256 nodes the lost one comes first.
+    head, worst, *_ = [line for line in lines(run_of(256)) if line.startswith("node ")]
+    assert head.startswith("node head ")
+    assert worst.startswith("node 256 ")
+    assert "its Ray is gone" in worst
 
 
 @pytest.mark.parametrize(
@@ -139,28 +141,6 @@ def test_compile_caches() -> None:
     assert "seeded  from /workspace/compile-caches/h100.tar.gz" in line
     assert line.endswith("cold on pod2")
     assert not [line for line in lines(replace(run, caches=None)) if "compile caches" in line]
-
-
-def test_a_success_with_a_warning_begins_with_it() -> None:
-    """Nobody takes it for a success."""
-    shown = lines(replace(run_of(1), verdict=FEW_STEPS))
-    (line,) = [line for line in shown if "3 of 400" in str(line)]
-    assert "done" not in str(line)
-
-
-def test_advice_is_below_the_job() -> None:
-    """Other warnings are in the log, and on the page."""
-    advice = WarningStatus.of_advice(Advice("the KL rose", "Less"))
-    other = WarningStatus("disk", "nearly full", "More")
-    shown = lines(replace(run_of(1), warnings=(other, advice)))
-    assert "training: the KL rose. Less" in shown
-    assert not any("nearly full" in line for line in shown)
-
-
-def test_a_verdict() -> None:
-    """A verdict has its remedy."""
-    shown = lines(replace(run_of(1), verdict=NO_WORD))
-    assert shown[1:3] == ["lost: no word (exit code 75)", "Try again"]
 
 
 texts = st.one_of(st.text(max_size=300), st.just(STEERS), st.just("界" * 90), st.just("n" * 300))
