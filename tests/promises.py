@@ -127,7 +127,7 @@ MORE = (
         "test_gpu_services.py::test_a_service_has_a_gpu_that_ray_does_not_see",
     ),
     Promise(
-        "a group survives a killed head agent, a cut-off node, a lost node, engines that hang",
+        "a group survives a killed agent, a cut-off node, a lost node, engines that hang or fail",
         "test_groups.py::test_what_a_group_survives",
     ),
     Promise(

@@ -45,6 +45,7 @@ UNTRAINED = "default"
 FAULTS = {
     "none": "work as usual",
     "probes-only": "answer probes, and no generation",
+    "fails": "answer probes, and 500 to each generation",
     "refit-slow": "take `seconds` longer for each refit",
     "refit-hangs": "never answer a refit",
     "refit-lost": "answer a refit, and stay at the old weights and version",
@@ -53,6 +54,7 @@ FAULTS = {
 }
 """What `POST /fault {"name": …}` and --fault make it do; SIGSTOP freezes it."""
 _PROBES = ("/health", "/health_generate", "/liveness")
+_GENERATIONS = ("/generate", "/v1/chat/completions")
 _FAULT = "/fault"
 _MAX_BODY = 1 << 20
 _MOST_MEMORY = 64 << 20
@@ -239,8 +241,11 @@ class EngineServer:
     async def _unless_unavailable(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
-        if self._engine.fault == "unavailable" and request.path != _FAULT:
+        fault = self._engine.fault
+        if fault == "unavailable" and request.path != _FAULT:
             return error_reply(503, "unavailable, as asked for")
+        if fault == "fails" and request.path in _GENERATIONS:
+            return error_reply(500, "fails, as asked for")
         return await handler(request)
 
     # --- what SGLang has --------------------------------------------------------------------------

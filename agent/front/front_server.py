@@ -4,12 +4,13 @@
    Without the agent the front goes on with what it has.
 2. Data goes to the port's own member, else to the one with the fewest requests. A request whose
    member ends before its reply is sent to another, as is one whose member has missed an update when
-   the trainer resumes; where none serves, it is held.
+   the trainer resumes; where none serves, it is held. What one fails (5xx), another one gets once.
 3. Verbs of the trainer (weight_dialects.py) go to exactly their member. For one that is down, hangs
    or breaks the connection the front answers with 200, and the member is stale: it serves again
    only after the front has sent it the newest update. So it does for one that refuses an update
    which others have loaded.
-4. A member that answers no request although others do is reported as wedged: the agent restarts it.
+4. A member that answers no request, or each with an error, while others answer is reported as
+   wedged: the agent restarts it.
 
 front_members.py decides who serves, front_traffic.py who is wedged; here is what acts.
 """
@@ -392,10 +393,9 @@ class FrontServer:
         while True:
             await anyio.sleep(LOOK)
             now = time.monotonic()
-            for port, seconds in [*self._traffic.wedged(now)]:
+            for port, why in [*self._traffic.wedged(now)]:
                 member = self._front.members.get(port)
                 if member is not None and not member.is_wedged:
-                    why = f"has answered no request for {seconds:.0f} s, while others did"
                     self._apply(Wedged(port, member.process, why))
             async with anyio.create_task_group() as tries:
                 for _, member in self._members():
@@ -432,12 +432,18 @@ class FrontServer:
         """Have a request answered by a member that serves; hold it while there is none."""
         broken: set[_Process] = set()
         number_broken = 0
+        has_failed = False
         while True:
             member = self._choose(port, broken) or await self._wait_for_member(port, broken)
             reply = await self._send(request, body, member)
-            if isinstance(reply, web.StreamResponse):
-                return reply
             broken.add((member.slot.port, member.process))
+            if isinstance(reply, web.StreamResponse):
+                # Which of both is at fault, request or member? Another member's answer tells.
+                is_failure = isinstance(reply, web.Response) and reply.status >= 500
+                if has_failed or not is_failure or self._choose(port, broken) is None:
+                    return reply
+                has_failed = True
+                continue
             number_broken += isinstance(reply, BrokenError)
             if number_broken >= MOST_BROKEN:
                 return error_reply(502, f"{number_broken} members did not answer it: {reply}")

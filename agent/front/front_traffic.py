@@ -1,8 +1,9 @@
 """The data requests behind a front: counts, and which member answers none.
 
 A wedged engine answers its probe, but no request. A member is found wedged if a request waits there
-for longer than any that was answered lately, while it sends no byte and others answer. Time during
-a pause does not count: paused engines send nothing.
+for longer than any that was answered lately, while it sends no byte and others answer; or if it has
+answered each request with an error for as long, while others have not. Time during a pause does not
+count: paused engines send nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 WEDGED_LEAST = 60.0
 """Seconds without a byte that every engine may take: a long prompt under load, or a compilation."""
 WEDGED_TIMES = 5
 """How much longer than the longest request lately: the next one may be longer than all before."""
+FAILED_LEAST = 10
+"""Requests that a member fails in a row: fewer may be at fault themselves."""
 LATELY = 600.0
 """Seconds for which a request counts as recent: several steps of a training."""
 _PERIODS = 10  # of LATELY, each with one longest request
@@ -37,7 +40,10 @@ class Flight:
 class MemberTraffic:
     """The requests of one member."""
 
-    __slots__ = ("completed_at", "errors", "flights", "last_byte", "requests")
+    __slots__ = (
+        *("completed_at", "errors", "failed", "failing_since", "flights", "last_byte"),
+        "requests",
+    )
 
     def __init__(self) -> None:
         self.requests = 0
@@ -45,6 +51,11 @@ class MemberTraffic:
         self.flights: dict[Flight, None] = {}  # the oldest first
         self.last_byte = 0.0
         self.completed_at = -1.0
+        """When it last answered a request without an error."""
+        self.failed = 0
+        """The requests that it has answered with an error since."""
+        self.failing_since = 0.0
+        """When the first of them ended."""
 
 
 class _Longest(NamedTuple):
@@ -102,7 +113,13 @@ class Traffic:
         if not is_answered:
             return
         clock = self._clock(now)
-        traffic.last_byte = traffic.completed_at = clock
+        traffic.last_byte = clock
+        if is_error:
+            traffic.failing_since = traffic.failing_since if traffic.failed else clock
+            traffic.failed += 1
+            return
+        traffic.failed = 0
+        traffic.completed_at = clock
         self._note_duration(clock, clock - flight.began)
 
     def _note_duration(self, clock: float, seconds: float) -> None:
@@ -114,7 +131,8 @@ class Traffic:
             self._longest[-1] = _Longest(period, seconds)
 
     def cancel(self, port: int) -> None:
-        """Cancel all requests that a member has not answered."""
+        """Cancel all requests that a member has not answered; the next ones may be another's."""
+        self.of(port).failed = 0
         for flight in [*self.of(port).flights]:
             flight.cancel()
 
@@ -128,16 +146,24 @@ class Traffic:
         recent = (one.seconds for one in self._longest if one.period > first)
         return max(WEDGED_LEAST, WEDGED_TIMES * max(recent, default=0.0))
 
-    def wedged(self, now: float) -> Iterator[tuple[int, float]]:
-        """Yield port and seconds of silence of each member that is found wedged."""
+    def wedged(self, now: float) -> Iterator[tuple[int, str]]:
+        """Yield the port of each member that is found wedged, and why."""
         clock = self._clock(now)
         limit = self.silence_limit(now)
         for port, traffic in self._members.items():
-            if not traffic.flights:
-                continue
-            silent_since = max(next(iter(traffic.flights)).began, traffic.last_byte)
-            if clock - silent_since <= limit:
-                continue
-            others = (other for its, other in self._members.items() if its != port)
-            if any(other.completed_at > silent_since for other in others):
-                yield port, clock - silent_since
+            others = [other for its, other in self._members.items() if its != port]
+            if traffic.flights:
+                since = max(next(iter(traffic.flights)).began, traffic.last_byte)
+                if _is_alone(since, clock, limit, others):
+                    seconds = clock - since
+                    yield port, f"has answered no request for {seconds:.0f} s, while others did"
+                    continue
+            since = traffic.failing_since
+            if traffic.failed >= FAILED_LEAST and _is_alone(since, clock, WEDGED_LEAST, others):
+                what = f"each request with an error for {clock - since:.0f} s, while others did not"
+                yield port, f"has answered {what}"
+
+
+def _is_alone(since: float, clock: float, limit: float, others: Iterable[MemberTraffic]) -> bool:
+    """Return whether others have answered requests since a time that is longer ago."""
+    return clock - since > limit and any(other.completed_at > since for other in others)

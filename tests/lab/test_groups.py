@@ -196,10 +196,10 @@ def set_fault(pod: Pod, port: int, name: str) -> None:
     assert pod.containers[-1].exec(asked).returncode == 0
 
 
-@pytest.mark.timeout(560)
+@pytest.mark.timeout(640)
 @pytest.mark.pods(3)
 def test_what_a_group_survives(cluster: Cluster, shared: Path) -> None:
-    """A killed head agent, a cut-off node, a lost node, and engines that hang: one attempt."""
+    """A killed head agent, a cut-off node, a lost node, engines that hang or fail: one attempt."""
     set_up(cluster, shared)
     agents = cluster.agents(*trainer(shared, 2000, "--seconds-per-step", "0.3"))
     head, first, second = agents
@@ -226,8 +226,8 @@ def test_what_a_group_survives(cluster: Cluster, shared: Path) -> None:
     all_serve(head, "a node in place of a lost one", within=90)
     goes_on(head, "a node in place of a lost one")
 
-    # An engine that answers its probe and no request, then one that hangs in an update.
-    for fault in ("probes-only", "refit-hangs"):
+    # An engine that answers its probe and no request, that fails each, that hangs in an update.
+    for fault in ("probes-only", "fails", "refit-hangs"):
         set_fault(cluster.pods[1], 31_000, fault)
         goes_on(head, fault, within=180)
         head.wait_for("engine.0 on podb is down .*: restart", timeout=150)

@@ -118,6 +118,10 @@ def test_faults_by_request(engine: EngineProcess) -> None:
     engine.ask("/health_generate", method="GET")
     with pytest.raises(WireError, match="timed out"):
         ask(engine.address, "/generate", {"text": PROMPT}, 0.2)
+    engine.ask("/fault", {"name": "fails"})
+    with pytest.raises(WireError, match="500"):
+        engine.ask("/generate", {"text": PROMPT})
+    engine.ask("/health_generate", method="GET")
     engine.ask("/fault", {"name": "none"})
     engine.ask("/generate", {"text": PROMPT})
 

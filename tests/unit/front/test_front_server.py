@@ -102,7 +102,7 @@ def test_answers_of_the_engine_are_sent_on_unchanged(status: int) -> None:
         assert await front.post(0, "/generate") == (status, {"success": False, "by": "e0"})
         assert front.of(0).errors == (status >= 500)
 
-    play(scenario)
+    play(scenario, 1)
 
 
 def test_path_headers_and_body_are_sent_on_unchanged() -> None:
@@ -874,6 +874,30 @@ def test_an_engine_that_answers_probes_and_no_request_is_wedged() -> None:
         await first.restart()
         member = (await front.order()).members[0]
         assert (member.state, member.is_wedged) == ("serving", False)
+
+    play(scenario)
+
+
+def test_an_engine_that_fails_each_request_is_wedged() -> None:
+    """What it fails another engine answers; a request that all fail is answered by the second."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first, second = front.engines
+        first.statuses["/generate"] = 500
+        while front.of(0).is_wedged is False:
+            assert await front.generate(0) == "e1: start"
+            await asyncio.sleep(0.01)
+        member = (await front.order()).members[0]
+        assert (member.state, member.is_wedged) == ("down", True)
+        assert member.why.startswith("has answered each request with an error for")
+        first.statuses.clear()
+        await first.restart()
+        assert (await front.order()).members[0].state == "serving"
+
+        second.statuses["/generate"] = first.statuses["/generate"] = 500
+        asked = len(first.asked) + len(second.asked)
+        assert (await front.post(0, "/generate"))[0] == 500
+        assert len(first.asked) + len(second.asked) == asked + 2
 
     play(scenario)
 

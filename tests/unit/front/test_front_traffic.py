@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.front.front_traffic import LATELY, WEDGED_LEAST, WEDGED_TIMES, Traffic
+from agent.front.front_traffic import FAILED_LEAST, LATELY, WEDGED_LEAST, WEDGED_TIMES, Traffic
 
 if TYPE_CHECKING:
     from agent.front.front_traffic import Flight
@@ -57,7 +57,8 @@ def test_the_least_silence_is_a_minute() -> None:
     assert requests.wedged == []
     requests.answer(B, 1)
     assert requests.wedged == [A]
-    assert [round(seconds) for _, seconds in requests.traffic.wedged(requests.now)] == [61]
+    said = "has answered no request for 61 s, while others did"
+    assert [*requests.traffic.wedged(requests.now)] == [(A, said)]
 
 
 def test_requests_that_all_take_long_are_waited_for() -> None:
@@ -115,6 +116,38 @@ def test_time_in_a_pause_is_no_silence() -> None:
     assert requests.wedged == []
     requests.answer(B, 1)
     assert requests.wedged == [A]
+
+
+def test_a_member_that_fails_each_request_while_others_do_not_is_wedged() -> None:
+    """For as long as one that answers none; one that answers any, or few requests, is not."""
+    requests = Requests()
+    for _ in range(int(WEDGED_LEAST) + 2):
+        requests.answer(B, 1)
+        requests.end(requests.begin(A), is_error=True)
+    assert requests.wedged == [A]
+    requests.answer(A, 1)
+    assert requests.wedged == []
+
+    few = Requests()
+    for _ in range(FAILED_LEAST - 1):
+        few.answer(B, WEDGED_LEAST)
+        few.end(few.begin(A), is_error=True)
+    assert few.wedged == []
+    few.end(few.begin(A), is_error=True)
+    assert few.wedged == [A]
+    few.traffic.cancel(A)  # as for the next process
+    assert few.wedged == []
+
+
+def test_where_all_fail_nobody_is_wedged() -> None:
+    """The requests are at fault: another process would fail them, too."""
+    requests = Requests()
+    requests.answer(B, 1)
+    for _ in range(100):
+        for port in (A, B):
+            requests.end(requests.begin(port), is_error=True)
+        requests.now += 10
+    assert requests.wedged == []
 
 
 def test_an_idle_member_is_not_wedged() -> None:
