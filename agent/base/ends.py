@@ -328,7 +328,7 @@ GROUP_LOST = _lost("{service}: {evidence}", "{name}", "{remedy}", plain="{servic
 NODE_TAKEN = _lost("the platform takes away {nodes}", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
 SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of its share)", "node")
-"""With torchrun: a node did not report the end of its share."""
+"""Without Ray: a node did not report the end of its share."""
 _AFTER_STALL = (
     "All stacks are in stacks-{attempt}.log in the head's run folder. Remove the cause and run "
     "again; the job resumes from its newest checkpoint, if it has one"

@@ -232,6 +232,8 @@ ALL_REDUCE = "the all-reduce"
 """The name of a node's ranks in the all-reduce over all GPUs before the job."""
 SAVE = "save of the job"
 """The name, on the head, of the wait for a checkpoint after the signal on which the job saves."""
+OWN_THINGS = frozenset({RAY, CHECK, JOB, SHARE, ALL_REDUCE, SAVE})
+"""All that runs on nodes and is neither a service nor a prepare step."""
 
 
 class ItemReport(Value):

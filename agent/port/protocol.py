@@ -127,7 +127,7 @@ class Hello(Value):
     run_id: str = ""  # The run that it followed before, where the head was restarted
     attempt: Attempt = 0  # The last submitted attempt that it was sent
     fingerprint: str = ""  # The last reply's, which proves run, attempt and epoch to a later head
-    job: str = ""  # A digest of the job's command, for a torchrun job
+    job: str = ""  # A digest of the job's command, where a launcher starts it on each node
     torch: Release = ""  # The version of torch of that job
     gpus: Gpus = 0  # The GPUs of its share of that job
     group: str = ""  # Its group, where that is set on its node

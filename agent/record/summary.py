@@ -19,12 +19,8 @@ from agent.decisions.durable import on_clock
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
 from agent.decisions.shared import (
-    ALL_REDUCE,
-    CHECK,
-    JOB,
+    OWN_THINGS,
     RAY,
-    SAVE,
-    SHARE,
     ItemReport,
     ItemsReported,
     Step,
@@ -436,7 +432,7 @@ def _failures(events: list[_Event]) -> list[str]:
     failed: dict[str, dict[int, str]] = {}
     for where, item in _items(events):
         is_failure = item.step is Step.LOST and not item.was_stopped and not is_member(item.name)
-        if is_failure and item.name not in {ALL_REDUCE, CHECK, JOB, SHARE, SAVE}:
+        if is_failure and item.name not in OWN_THINGS - {RAY}:
             failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.in_full
     if not failed:
         return []

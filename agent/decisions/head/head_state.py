@@ -43,7 +43,7 @@ Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent
 
 
 class NodeShare(Value):
-    """One node's share of an attempt that torchrun starts."""
+    """One node's share of an attempt that a launcher starts on each node."""
 
     node: str  # the node by its name
     rank: int
@@ -327,7 +327,7 @@ class HeadState(Value):
     services: ServicesState = field(default_factory=ServicesState)
     groups: GroupsState = field(default_factory=GroupsState)
     steps: StepsState = field(default_factory=StepsState)
-    shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
+    shares: JobShares = field(default_factory=JobShares)  # of an attempt without Ray
 
     # The nodes
     fleet: Fleet = field(default_factory=Fleet)

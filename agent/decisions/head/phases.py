@@ -303,7 +303,7 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
 def _end_of_job(state: HeadState, now: float) -> HeadState | None:
     """End an attempt whose job ended, or whose Ray exited or is silent; None if it continues."""
-    # Did Ray report the end of the job, or did torchrun's shares end?
+    # Did Ray report the end of the job, or did the nodes' shares end?
     report = state.job.report
     if report is not None and report.ended:
         if losses.must_ask_nodes(state, report, now):

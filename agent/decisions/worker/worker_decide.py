@@ -424,8 +424,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         end = ends.NOT_IN_TIME.outcome(what=late.what, evidence=late.evidence, remedy=late.remedy)
         return _leave(state, end)
 
-    # Are head and steps ready? Under torchrun the head wants this node's share once all have
-    # reported.
+    # Are head and steps ready? Without Ray the head wants this node's share once all have reported.
     if not state.ray_ready or state.preparing or state.service_only:
         return state, ()
     if state.goal.by_shares:

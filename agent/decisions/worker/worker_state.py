@@ -13,7 +13,7 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.shared import (
-    ALL_REDUCE,
+    OWN_THINGS,
     RAY,
     SHARE,
     ItemReport,
@@ -181,8 +181,8 @@ class WorkerState(Value):
 
     @property
     def services(self) -> tuple[ItemReport, ...]:
-        """Return this node's services: all that runs or ran here but steps, Ray and ranks."""
-        others = {ALL_REDUCE, RAY, SHARE, *(step.name for step in self.goal.steps)}
+        """Return this node's services: all that runs or ran here but steps and own things."""
+        others = {*OWN_THINGS, *(step.name for step in self.goal.steps)}
         return tuple(item for item in self.items if item.name not in others)
 
     @property

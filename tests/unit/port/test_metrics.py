@@ -153,6 +153,19 @@ def test_the_dashboard_uses_existing_metrics() -> None:
     assert found.keys() - names == {"pod_agent_uptime_seconds", "pod_agent_service_outages"}
 
 
+def test_the_panels_of_the_dashboard_are_apart() -> None:
+    """Each has an id and a place of its own: Grafana shows one of two with the same id."""
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len({*taken})
+
+
 def test_two_nodes_with_one_name() -> None:
     """A series has one value: that of the first node."""
     run = run_of(2)
