@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from agent.job.services_file import parse
 from agent.node.facts import MIB, Facts, RayPython
 from agent.plan.make import make_plan
+from agent.plan.plan_services import service_problems
 from agent.platforms.resolve import Topology, resolve
 from agent.settings import load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from agent.base.errors import Problem
+    from agent.job.services import ServicesFile
     from agent.plan.plan import Plan
     from agent.plan.ray_start import OwnRay
+    from agent.settings.load import Loaded
     from agent.settings.model import Settings
 
 SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
@@ -68,6 +73,37 @@ def plan_of(
     """Return the plan of a node with this environment."""
     loaded = load(environ, command)
     return make_plan(loaded, resolve(environ, loaded.settings, facts), facts, environ, {})
+
+
+def services_in(
+    environ: Mapping[str, str], text: str, command: Sequence[str] | None = ("true",)
+) -> tuple[Loaded, ServicesFile]:
+    """Return the settings of a run with this services file, and the file, which must be right."""
+    loaded = load({**environ, "AGENT_SERVICES": "s.toml"}, command and [*command])
+    file, problems = parse(text, "s.toml", loaded.settings)
+    assert problems == []
+    return loaded, file
+
+
+def services_plan(
+    environ: Mapping[str, str],
+    text: str,
+    facts: Facts = MACHINE,
+    command: Sequence[str] | None = ("true",),
+) -> Plan:
+    """Return the plan of a node with a services file that must be right."""
+    loaded, file = services_in(environ, text, command)
+    topology = resolve(environ, loaded.settings, facts)
+    return make_plan(loaded, topology, facts, environ, {}, file)
+
+
+def services_refused(
+    environ: Mapping[str, str], text: str, facts: Facts = MACHINE
+) -> list[Problem]:
+    """Return what is refused of a services file on this platform."""
+    loaded, file = services_in(environ, text)
+    topology = resolve(environ, loaded.settings, facts)
+    return [*service_problems(loaded.settings, ("true",), topology, file)]
 
 
 def our_ray(plan: Plan) -> OwnRay:

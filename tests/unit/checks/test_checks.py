@@ -479,7 +479,7 @@ def test_every_check_is_run_and_tested() -> None:
     """Each check returns one finding, has a unique name, and has a row in a test's table."""
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names))
-    elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
+    elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_launchers.py, test_preflight.py
     of_some = {"nodes", "RDMA", "packages", "AGENT_ON_STALL", "AGENT_LOG_DIR"}
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS

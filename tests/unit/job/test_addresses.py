@@ -98,6 +98,10 @@ def test_in_commands_and_environments() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
+IN_FILE = {"AGENT_SERVICES": "s.toml"}
+TABLE = "AGENT_SERVICES=s.toml [services.tool]"
+
+
 @pytest.mark.parametrize(
     ("environ", "command", "services", "where", "words"),
     [
@@ -106,19 +110,13 @@ def test_in_commands_and_environments() -> None:
         ({"AGENT_PREPARE": "x {address:b}"}, None, (JUDGE,), "AGENT_PREPARE", "an unknown service"),
         ({"JUDGE": "http://{address:juge}/"}, None, (JUDGE,), "JUDGE", "{address:juge}"),
         (
-            {"AGENT_SERVICES": "s.toml"},
+            IN_FILE,
             None,
             (spec("tool", command="x {address:b}"),),
-            "AGENT_SERVICES=s.toml [services.tool] command",
+            f"{TABLE} command",
             "{address:b}",
         ),
-        (
-            {"AGENT_SERVICES": "s.toml"},
-            None,
-            (spec("tool", A="{address:b}"),),
-            "AGENT_SERVICES=s.toml [services.tool] env",
-            "b",
-        ),
+        (IN_FILE, None, (spec("tool", A="{address:b}"),), f"{TABLE} env", "b"),
         ({}, ("{address:many}",), (spec("many", Where("workers")),), "--", "runs on the workers"),
         ({}, ("{address:reward}",), (replace(SERVER, argv=None),), "--", "an unknown service"),
     ],
@@ -161,27 +159,20 @@ def waits(trace: Trace) -> list[str]:
     return [action.sentence for action in trace.state.actions if isinstance(action, LogLine)]
 
 
-def test_a_service_starts_once_the_node_has_reported() -> None:
-    """Not once the other service is ready: they may need each other."""
-    trace = Trace(of(JUDGE, TOOL), [])
-    assert waits(trace) == ["tool waits for the address of judge's node"]
+DATA = PrepareStep("data", "curl {address:judge}", ON_HEAD, 60.0)
+
+
+@pytest.mark.parametrize("name", ["tool", "data"])
+def test_what_names_a_service_starts_once_its_node_has_reported(name: str) -> None:
+    """Not once that service is ready: they may need each other."""
+    trace = Trace(of(JUDGE, TOOL) if name == "tool" else of(JUDGE, steps=(DATA,)), [])
+    assert waits(trace) == [f"{name} waits for the address of judge's node"]
     trace.take(nodes(2, 3), 1.0)
     trace.take(reported(2, rank=1, reported_at=1.1), 1.1)
     assert not [action for action in trace.effects if isinstance(action, Started)]
     trace.take(reported(3, rank=2, reported_at=2.0), 2.0)
-    started = [action for action in trace.effects if isinstance(action, Started)]
-    assert {(one.name, one.node) for one in started} == {("judge", "agent3"), ("tool", HERE)}
+    assert {Started(name, HERE), Started("judge", "agent3")} <= {*trace.effects}
     assert addresses_by_rank(trace.state) == {"judge": "10.0.0.3"}
-
-
-def test_so_does_a_prepare_step() -> None:
-    """On the head here."""
-    data = PrepareStep("data", "curl {address:judge}", ON_HEAD, 60.0)
-    trace = Trace(of(JUDGE, steps=(data,)), [])
-    assert waits(trace) == ["data waits for the address of judge's node"]
-    trace.take(nodes(3), 1.0)
-    trace.take(reported(3, rank=2, reported_at=2.0), 2.0)
-    assert Started("data", HERE) in trace.effects
 
 
 def test_the_heads_own_rank_and_other_services_wait_for_nothing() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.node.facts import Facts
+    from agent.plan.plan import Plan
 
 KIND = NodeKind("NVIDIA H100 80GB HBM3", "570.1", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
 HERE = CompileCaches("/vol", "/tmp/pod-agent", KIND, "u0")
@@ -46,6 +47,15 @@ def caches_of(
     """Return the caches of a node, and why it keeps none."""
     loaded = load(environ, command)
     return read_caches(loaded, resolve(environ, loaded.settings, facts), facts, environ)
+
+
+def kept(
+    environ: Mapping[str, str], facts: Facts = MACHINE, command: list[str] | None = COMMAND
+) -> CompileCaches:
+    """Return the caches of a node that keeps them."""
+    caches, why = caches_of(environ, facts, command)
+    assert caches is not None, why
+    return caches
 
 
 def test_each_library_has_its_own_folder() -> None:
@@ -120,16 +130,11 @@ def test_archives_are_on_the_disk_of_the_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "part").symlink_to(tmp_path / "mount" / "run")
     facts = replace(MACHINE, checkpoints=mount)
     recipe = {"AGENT_JOB": "openrlhf-sft", "AGENT_MODEL": "/m", "AGENT_TRAIN_DATA": "/d"}
-    for name, expected in (
-        ("mount", f"{mount.folder}/.compile-caches"),
-        ("mount/run", f"{mount.folder}/compile-caches"),
-        ("whole", f"{mount.folder}/.compile-caches"),
-        ("part", f"{mount.folder}/compile-caches"),
-    ):
+    whole, part = f"{mount.folder}/.compile-caches", f"{mount.folder}/compile-caches"
+    expected = {"mount": whole, "mount/run": part, "whole": whole, "part": part}
+    for name, volume in expected.items():
         environ = {**recipe, "AGENT_CHECKPOINTS": str(tmp_path / name)}
-        caches, why = caches_of(environ, facts, None)
-        assert caches is not None, why
-        assert caches.volume == expected
+        assert kept(environ, facts, None).volume == volume
 
 
 def test_a_command_may_use_a_whole_volume(tmp_path: Path) -> None:
@@ -147,22 +152,18 @@ def test_the_kind_is_that_of_the_jobs_python(
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"
     python.symlink_to(sys.executable)
+    libraries = {"torch": "2.13.0"}
     asked = []
 
     def ask(executable: str) -> RayPython:
         asked.append(executable)
-        libraries = {"torch": "2.13.0"}
         return replace(MACHINE.ray, executable=executable, libraries=libraries)
 
     monkeypatch.setattr("agent.node.read.ask_python", ask)
     environ = {"AGENT_CACHE_DIR": "/vol", "PATH": str(tmp_path / "bin")}
     for command in ([str(python), "train.py"], ["python3", "train.py"]):
-        caches, _ = caches_of(environ, command=command)
-        assert caches is not None
-        assert caches.kind.versions == {"torch": "2.13.0"}
-    caches, _ = caches_of(environ, command=[sys.executable, "train.py"])
-    assert caches is not None
-    assert caches.kind.versions == {}
+        assert kept(environ, command=command).kind.versions == libraries
+    assert kept(environ, command=[sys.executable, "train.py"]).kind.versions == {}
     assert asked == [str(python)] * 2
 
     # A script's first line names its Python; torchrun starts one by its own.
@@ -172,12 +173,9 @@ def test_the_kind_is_that_of_the_jobs_python(
         script.write_text(f"#!{python}\nimport torch\n")
         script.chmod(0o755)
     for command in (["torchrun", "t.py"], [str(scripts[0])], [str(train)]):
-        caches, _ = caches_of(environ, command=command)
-        assert caches is not None
-        assert caches.kind.versions == {"torch": "2.13.0"}
-    caches, _ = caches_of({**environ, "AGENT_LAUNCHER": "torchrun"}, command=[str(train)])
-    assert caches is not None
-    assert caches.kind.versions == {}
+        assert kept(environ, command=command).kind.versions == libraries
+    by_torchrun = {**environ, "AGENT_LAUNCHER": "torchrun"}
+    assert kept(by_torchrun, command=[str(train)]).kind.versions == {}
 
 
 def test_extensions_of_an_unknown_torch() -> None:
@@ -225,18 +223,22 @@ def test_a_disk_that_may_not_be_written(tmp_path: Path, *, has_folder: bool) -> 
     assert why == f"{nearest} may not be written"
 
 
-@pytest.mark.parametrize("text", ["caches", "./x", "On"])
-def test_a_wrong_value(text: str) -> None:
-    """It is refused with what is expected."""
-    with pytest.raises(SettingsError, match=r"AGENT_CACHE_DIR: got .*; expected `off`, or an abs"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, r"got .*; expected `off`, or an abs") for text in ("caches", "./x", "On")),
+        *((text, "expected a path without braces") for text in ("/vol/{rank}", "/vol/a{b", "~/c}")),
+    ],
+)
+def test_a_wrong_value(text: str, words: str) -> None:
+    """No placeholders: commands would fill them in, and the agent itself would not."""
+    with pytest.raises(SettingsError, match=f"AGENT_CACHE_DIR: .*{words}"):
         load({"AGENT_CACHE_DIR": text})
 
 
-@pytest.mark.parametrize("text", ["/vol/{rank}", "/vol/a{b", "~/c}"])
-def test_no_placeholders_in_its_path(text: str) -> None:
-    """Commands would fill them in, and the agent itself would not: all nodes share one folder."""
-    with pytest.raises(SettingsError, match=r"expected a path without braces: all nodes share"):
-        load({"AGENT_CACHE_DIR": text})
+def line_of(plan: Plan) -> str:
+    """Return what the plan's summary says of the caches."""
+    return next(row.text for row in summary(plan) if row.label.startswith("caches:"))
 
 
 def test_the_plan_shows_them(tmp_path: Path) -> None:
@@ -245,25 +247,18 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     environ = {"AGENT_CACHE_DIR": str(tmp_path), "RAY_AUTH_TOKEN": token, "TRITON_HOME": "/mine"}
     plan = with_archive_size(plan_from_environment(environ, COMMAND))
     assert plan.caches is not None
-    line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
-    none_yet = f"none yet in {tmp_path} ({plan.caches.archives[0]}): a fresh node starts cold"
-    assert line == f"{none_yet}; kept in {plan.caches.folder}"
+    own, workers = plan.caches.archives
+    none_yet = f"none yet in {tmp_path} ({own}): a fresh node starts cold"
+    assert line_of(plan) == f"{none_yet}; kept in {plan.caches.folder}"
 
-    file = tmp_path / "file"
-    file.touch()
-    lost = plan_from_environment({**environ, "AGENT_CACHE_DIR": str(file)}, COMMAND)
-    warning = next(row for row in lost.findings if row.check == "compile caches")
-    assert warning.what == f"AGENT_CACHE_DIR: {file} is a file, not a folder: nothing will be kept"
-
-    archive = tmp_path / plan.caches.archives[1]  # a worker's, where the head has none yet
+    archive = tmp_path / workers  # a worker's, where the head has none yet
     archive.write_bytes(b"x" * 3000)
     plan = with_archive_size(plan)
     assert plan.caches is not None
     data: dict[str, Any] = to_json(plan)["caches"]
     assert (data["archive"], data["archive_bytes"]) == (archive.name, 3000)
     assert data["archive_fault"] == ""
-    line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
-    assert line == f"seeded from {archive} (3 KiB), kept in {plan.caches.folder}"
+    assert line_of(plan) == f"seeded from {archive} (3 KiB), kept in {plan.caches.folder}"
     assert data["variables"]["VLLM_CACHE_ROOT"] == f"{plan.caches.folder}/vllm"
     assert "TRITON_CACHE_DIR" not in to_json(plan)["environment"]
     assert "TORCHINDUCTOR_CACHE_DIR" in to_json(plan)["environment"]
@@ -275,24 +270,25 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     step = next(step for step in plan.steps if step.name == CACHES)
     assert step.where.kind == "every"
     assert f"--volume {tmp_path}" in step.command
-    assert "AGENT_CACHE_DIR" not in {step.name for step in plan_without(environ).steps}
+    without = plan_from_environment({**environ, "AGENT_CACHE_DIR": "off"}, COMMAND)
+    assert "AGENT_CACHE_DIR" not in {step.name for step in without.steps}
 
 
-def test_a_volume_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    """The reason is in the plan: nobody can say there that no archive exists."""
+def test_a_volume_that_cannot_be_used(tmp_path: Path) -> None:
+    """The reason is in the plan, also where nobody can say that no archive exists."""
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     plan = with_archive_size(plan_from_environment({"AGENT_CACHE_DIR": str(loop)}, COMMAND))
     assert plan.caches is not None
-    line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
     why = "cannot be read: Too many levels of symbolic links"
-    assert line == f"{loop} {why}; kept in {plan.caches.folder}"
+    assert line_of(plan) == f"{loop} {why}; kept in {plan.caches.folder}"
     assert to_json(plan)["caches"]["archive_fault"] == "Too many levels of symbolic links"
 
-
-def plan_without(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a plan
-    """Return the plan with caches turned off."""
-    return plan_from_environment({**environ, "AGENT_CACHE_DIR": "off"}, COMMAND)
+    file = tmp_path / "file"
+    file.touch()
+    plan = plan_from_environment({"AGENT_CACHE_DIR": str(file)}, COMMAND)
+    warning = next(row for row in plan.findings if row.check == "compile caches")
+    assert warning.what == f"AGENT_CACHE_DIR: {file} is a file, not a folder: nothing will be kept"
 
 
 def test_launchers_without_ray_have_them(tmp_path: Path) -> None:

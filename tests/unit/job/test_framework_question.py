@@ -32,8 +32,15 @@ PPO = "verl.trainer.main_ppo"
 
 def recipe_plan(name: str, args: str = "", facts: Facts = GPUS) -> Plan:
     """Return the plan of a recipe on one node."""
-    environ = {**NEEDED, "AGENT_JOB": name, "AGENT_JOB_ARGS": args, "EXPECTED_WORKERS": "0"}
-    return plan_of({k: v for k, v in environ.items() if v}, facts)
+    environ = {**NEEDED, "AGENT_JOB": name, "EXPECTED_WORKERS": "0"}
+    return plan_of({**environ, "AGENT_JOB_ARGS": args} if args else environ, facts)
+
+
+def question_about(job: Job | None, facts: Facts = MACHINE) -> FrameworkQuestion:
+    """Return the question about a job, which must have one."""
+    question = question_of(job, facts)
+    assert question is not None
+    return question
 
 
 def command(*argv: str, **runtime_env: object) -> Job:
@@ -53,13 +60,10 @@ def command(*argv: str, **runtime_env: object) -> Job:
 )
 def test_every_recipe_of_a_framework_is_asked(name: str, module: str, framework: Framework) -> None:
     """By its whole command; a release that is not known is not refused for that."""
-    facts = replace(GPUS, framework=framework)
-    plan = recipe_plan(name, facts=facts)
-    question = question_of(plan.job, plan.facts)
-    assert question is not None
+    plan = recipe_plan(name, facts=replace(GPUS, framework=framework))
+    question = question_about(plan.job, plan.facts)
     assert plan.job is not None
-    assert question.module == module
-    assert question.argv == plan.job.argv[3:]
+    assert (question.module, question.argv) == (module, plan.job.argv[3:])
     assert question.is_recipe
     assert question.framework == f"{module.partition('.')[0]} {framework.version}".strip()
 
@@ -67,43 +71,35 @@ def test_every_recipe_of_a_framework_is_asked(name: str, module: str, framework:
 def test_trls_recipe_is_asked_by_its_program() -> None:
     """The bundled program makes TRL's configuration."""
     facts = replace(GPUS, framework=Framework("trl", "/opt/trl", "1.18.0"))
-    question = question_of(recipe_plan("trl-grpo", facts=facts).job, facts)
-    assert question is not None
+    question = question_about(recipe_plan("trl-grpo", facts=facts).job, facts)
     assert question.framework == "TRL 1.18.0"
     assert question.module.endswith("bundled/trl_grpo.py")
 
 
+OWN = MACHINE.job_python
+SFT = "verl.trainer.sft_trainer"
+
+
 @pytest.mark.parametrize(
-    ("argv", "asked"),
+    ("line", "python", "module", "argv"),
     [
-        (("python3", "-m", PPO, "a=1"), ("python3", PPO, ("a=1",))),
-        (("/opt/py/bin/python3.11", "-u", "-m", PPO), ("/opt/py/bin/python3.11", PPO, ())),
-        (
-            ("torchrun", "--nnodes", "2", "-m", "verl.trainer.sft_trainer", "a=1"),
-            ("", "verl.trainer.sft_trainer", ("a=1",)),
-        ),
-        (
-            ("-m", "openrlhf.cli.train_sft", "--x", "1"),
-            ("", "openrlhf.cli.train_sft", ("--x", "1")),
-        ),
-        (("python3", "-m", "train"), None),
-        (("python3", "train.py", "-m", "x"), None),
-        (("bash", "run.sh"), None),
-        ((), None),
+        (f"python3 -m {PPO} a=1", "python3", PPO, ("a=1",)),
+        (f"/opt/py/bin/python3.11 -u -m {PPO}", "/opt/py/bin/python3.11", PPO, ()),
+        (f"torchrun --nnodes 2 -m {SFT} a=1", OWN, SFT, ("a=1",)),
+        ("-m openrlhf.cli.train_sft --x 1", OWN, "openrlhf.cli.train_sft", ("--x", "1")),
     ],
 )
-def test_a_users_own_command(argv: tuple[str, ...], asked: tuple[str, str, object] | None) -> None:
-    """A module of a known framework is asked; any other program could do anything."""
-    question = question_of(command(*argv), MACHINE)
-    if asked is None:
-        assert question is None
-        return
-    assert question is not None
-    assert (question.python, question.module, question.argv) == (
-        asked[0] or MACHINE.job_python,
-        *asked[1:],
-    )
-    assert question.framework == asked[1].partition(".")[0]
+def test_a_users_own_command(line: str, python: str, module: str, argv: tuple[str, ...]) -> None:
+    """A module of a known framework is asked."""
+    question = question_about(command(*line.split()))
+    assert (question.python, question.module, question.argv) == (python, module, argv)
+    assert question.framework == module.partition(".")[0]
+
+
+@pytest.mark.parametrize("line", ["python3 -m train", "python3 train.py -m x", "bash run.sh", ""])
+def test_other_programs_are_not_asked(line: str) -> None:
+    """Any other program could do anything."""
+    assert question_of(command(*line.split()), MACHINE) is None
 
 
 @pytest.mark.parametrize(
@@ -131,11 +127,8 @@ def test_a_runtime_env_may_bring_another_framework(runtime_env: dict[str, object
 
 def test_an_uploaded_folder_is_where_it_is_asked() -> None:
     """With the variables of the runtime_env: the job imports by them."""
-    job = command(
-        "python3", "-m", PPO, working_dir="/code", env_vars={"PYTHONPATH": "/more", "N": 1}
-    )
-    question = question_of(job, MACHINE)
-    assert question is not None
+    env = {"PYTHONPATH": "/more", "N": 1}
+    question = question_about(command("python3", "-m", PPO, working_dir="/code", env_vars=env))
     assert question.folder == "/code"
     assert dict(question.env) == {"PYTHONPATH": "/more", "N": "1"}
 
@@ -158,7 +151,7 @@ ASKED = FrameworkQuestion(
             ASKED,
             FrameworkAnswer("refused", "no such key", "trainer.nnodez", "trainer.nnodes"),
             (
-                "verl 0.9.7 refuses trainer.nnodez in AGENT_JOB_ARGS: no such key (exit code 78). "
+                "trainer.nnodez in AGENT_JOB_ARGS: no such key (exit code 78). "
                 "Did you mean trainer.nnodes? Correct it there"
             ),
         ),
@@ -166,18 +159,14 @@ ASKED = FrameworkQuestion(
             ASKED,
             FrameworkAnswer("refused", "no such key", "algorithm.new"),
             (
-                "verl 0.9.7 refuses algorithm.new in the recipe's command: no such key "
-                "(exit code 78). Install a version that the recipe knows (0.9.0, 0.9.1), or give "
-                "your own command after --"
+                "algorithm.new in the recipe's command: no such key (exit code 78). Install a "
+                "version that the recipe knows (0.9.0, 0.9.1), or give your own command after --"
             ),
         ),
         (
             replace(ASKED, own=("a=1",), is_recipe=False),
             FrameworkAnswer("refused", "an {odd} word"),
-            (
-                "verl 0.9.7 refuses the command after --: an {odd} word (exit code 78). "
-                "Correct it there"
-            ),
+            "the command after --: an {odd} word (exit code 78). Correct it there",
         ),
     ],
 )
@@ -187,7 +176,7 @@ def test_a_refusal_names_the_argument_and_the_remedy(
     """In the framework's own words, and where the argument was given."""
     end = refusal_of(question, answer)
     assert end.kind is Kind.REFUSED
-    assert end.sentence() == f"refused: {sentence}"
+    assert end.sentence() == f"refused: verl 0.9.7 refuses {sentence}"
 
 
 def test_sizes_are_those_of_the_expected_nodes() -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
 from agent.decisions.worker import worker_state as w
 from agent.job.gpu_split import JOB_GPUS, GpuSplit, split_gpus
+from agent.job.node_command import NodeCommand
 from agent.job.services import ON_EVERY, ON_HEAD, ServiceSpec, TcpProbe, Where
 from agent.job.services_file import parse
 from agent.node.facts import RayPython
-from agent.plan.make import make_plan
-from agent.plan.plan import RAY, Plan
-from agent.plan.plan_services import service_problems
+from agent.plan.plan import RAY
 from agent.plan.show import render, summary
-from agent.platforms.resolve import resolve
-from agent.settings import load
 from agent.settings.redact import redactor_for
 from support import heads, workers
 from support.shares import by_torchrun, share_of
-from support.worlds import MACHINE, settings_of
+from support.worlds import MACHINE, services_plan, services_refused, settings_of
+
+if TYPE_CHECKING:
+    from agent.node.facts import Facts
+    from agent.plan.plan import Plan
 
 HEAD = {"AGENT_HEAD": "10.0.0.5", "EXPECTED_WORKERS": "2"}
 WORKER = {"AGENT_HEAD": "10.0.0.9"}
@@ -51,15 +54,13 @@ def split(
 
 
 def plan(
-    environ: dict[str, str], text: str = FILE, facts: object = EIGHT, command: str | None = "true"
+    environ: dict[str, str],
+    text: str = FILE,
+    facts: Facts = EIGHT,
+    command: tuple[str, ...] | None = ("true",),
 ) -> Plan:
-    """Return the plan of a node with this services file."""
-    environ = {**environ, "AGENT_SERVICES": "s.toml"}
-    loaded = load(environ, None if command is None else [command])
-    file, problems = parse(text, "s.toml", loaded.settings)
-    assert problems == []
-    topology = resolve(environ, loaded.settings, facts)  # type: ignore[arg-type]
-    return make_plan(loaded, topology, facts, environ, {}, file)  # type: ignore[arg-type]
+    """Return the plan of a node of eight GPUs with this services file."""
+    return services_plan(environ, text, facts, command)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_nothing_changes_without_such_services() -> None:
     assert plan(WORKER).gpus == 8
 
 
-def test_ray_gets_the_rest() -> None:
-    """Its number and its variable; `plan` shows whose each GPU is."""
+def test_the_job_gets_the_rest() -> None:
+    """Ray its number and variable, other launchers a process each; `plan` shows whose they are."""
     made = plan(HEAD)
     assert "--num-gpus=6" in made.process(RAY).argv
     assert made.environment("10.0.0.5", "10.0.0.5")["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5"
@@ -122,15 +123,10 @@ def test_ray_gets_the_rest() -> None:
     assert "3: 1 x 6 and 2 x 8 GPU(s) for the job; GPU 6, 7 here for judge, by EXPECTED" in lines
     shown = render(made, redactor_for({}, settings_of({})))
     assert "judge, GPU 6, 7: /bin/sh -c 'vllm serve judge'" in shown
-
-
-def test_torchrun_and_the_node_launcher_start_as_many_processes() -> None:
-    """One for each GPU that is left."""
-    made = plan({**HEAD, "AGENT_LAUNCHER": "node"})
-    launcher = made.share_launcher
-    assert launcher is not None
-    assert launcher.processes == 6  # type: ignore[attr-defined]
-    assert launcher.with_processes(3).processes == 3  # type: ignore[attr-defined]
+    launcher = plan({**HEAD, "AGENT_LAUNCHER": "node"}).share_launcher
+    assert isinstance(launcher, NodeCommand)
+    assert launcher.processes == 6
+    assert launcher.with_processes(3).processes == 3
 
 
 def test_a_recipe_counts_the_rest() -> None:
@@ -168,15 +164,11 @@ def test_too_many_are_refused() -> None:
 def test_a_given_ray_has_counted_them_all() -> None:
     """KubeRay's Ray has them before the agent starts."""
     environ = {
-        "AGENT_SERVICES": "s.toml",
         "EXPECTED_WORKERS": "1",
         "RAY_CLUSTER_NAME": "rl",
         "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block",
     }
-    loaded = load(environ, ["true"])
-    file, _ = parse(FILE, "s.toml", loaded.settings)
-    topology = resolve(environ, loaded.settings, EIGHT)
-    (problem,) = service_problems(loaded.settings, ("true",), topology, file)
+    (problem,) = services_refused(environ, FILE, EIGHT)
     assert problem.variable == "AGENT_SERVICES=s.toml [services.judge] gpus"
     assert problem.expected == "0: KubeRay's Ray counts all GPUs of its pods as its own"
 
@@ -247,10 +239,10 @@ def test_a_rank_whose_service_needs_more(rank: int, code: int | None) -> None:
 
 def test_every_node_may_have_one() -> None:
     """`every` and `workers` need no rank."""
-    every = replace(TOOL, where=ON_EVERY)
-    assert split(every, rank=None, is_head=False).of_job() == tuple("0123456")
-    assert split(replace(TOOL, where=ON_HEAD), rank=None, is_head=False).of_job(1) == tuple(
-        "01234567"
-    )
-    assert split(every, rank=None, is_head=False).job_indexes() == frozenset(range(7))
-    assert split(rank=None, is_head=False).job_indexes() is None
+    worker = {"rank": None, "is_head": False}
+    every = split(replace(TOOL, where=ON_EVERY), **worker)  # type: ignore[arg-type]
+    assert every.of_job() == tuple("0123456")
+    assert every.job_indexes() == frozenset(range(7))
+    on_head = split(replace(TOOL, where=ON_HEAD), **worker)  # type: ignore[arg-type]
+    assert on_head.of_job(1) == tuple("01234567")
+    assert split(**worker).job_indexes() is None  # type: ignore[arg-type]

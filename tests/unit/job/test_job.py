@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.frameworks.recipe import MisfitError
-from agent.job.job import PLACEHOLDERS, Job, entrypoint, fill, fill_expected, is_sized
-from agent.job.services import Placeholders, reward_service, reward_url
+from agent.job.job import Job, entrypoint, fill, fill_expected, is_sized
+from agent.job.services import ON_HEAD, Placeholders, PrepareStep, reward_service, reward_url
+from support.heads import RETRIEVER_SPEC
 from support.worlds import MACHINE, plan_of, settings_of, with_ray
 
 if TYPE_CHECKING:
@@ -87,20 +89,11 @@ def test_sizes_for_the_expected_nodes() -> None:
     words = ["{nodes-1}", "{total_gpus/2}", "{gpus_per_node}", "{head_ip}"]
     assert fill_expected(words, 3, 8) == ["2", "12", "8", "{head_ip}"]
     assert fill_expected(words, 3, 0) == ["2", *words[1:]]
-
-
-@pytest.mark.parametrize(("word", "sized"), [("{nodes-1}", True), ("{attempt+1}", False)])
-def test_a_computed_size_sizes_the_command(word: str, *, sized: bool) -> None:
-    """It cannot be submitted for other nodes."""
-    assert is_sized(Job("command", ("train", word), {})) == sized
-
-
-def test_the_contracts_placeholders() -> None:
-    """Exactly these are filled, and each has a value."""
-    names = {"nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir"}
-    names |= {"attempt", "checkpoints"}
-    assert set(PLACEHOLDERS) == names
-    assert "{" not in "".join(filled(*(f"{{{name}}}" for name in PLACEHOLDERS)))
+    # A command with sizes cannot be submitted for other nodes.
+    sized = {
+        word: is_sized(Job("command", ("train", word), {})) for word in (words[0], "{attempt+1}")
+    }
+    assert [*sized.values()] == [True, False]
 
 
 @given(st.text())
@@ -117,20 +110,22 @@ def test_quoting_keeps_every_word(words: list[str]) -> None:
     assert shlex.split(line) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
 
 
-def test_the_job_finds_its_file_for_steps() -> None:
-    """Whatever the folder is called; the command is the same."""
-    words = ["sh", "-c", 'echo "$AGENT_ATTEMPT $AGENT_PROGRESS_FILE"']
-    line, _ = entrypoint(words, 3, progress="/a b/'x'")
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
-    assert done.stdout == "3 /a b/'x'\n"
+def printed(line: str) -> str:
+    """Return what a real shell prints by an entrypoint."""
+    return subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, check=True, text=True
+    ).stdout
 
 
 def test_a_real_shell_expands_nothing() -> None:
     """Dollars, quotes, globs and line ends reach the job as they were written."""
     words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]
     line, _ = entrypoint(["printf", "%s|", *words], 1)
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
-    assert done.stdout == "".join(f"{word}|" for word in words)
+    assert printed(line) == "".join(f"{word}|" for word in words)
+    # Whatever the folder of its file for steps is called.
+    words = ["sh", "-c", 'echo "$AGENT_ATTEMPT $AGENT_PROGRESS_FILE"']
+    line, _ = entrypoint(words, 3, progress="/a b/'x'")
+    assert printed(line) == "3 /a b/'x'\n"
 
 
 def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
@@ -144,8 +139,7 @@ def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
     assert hidden not in line
     assert "--lr=1 --hf_token=" in line
     file.write_text(secrets)
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
-    assert done.stdout == "".join(f"{word}|" for word in words)
+    assert printed(line) == "".join(f"{word}|" for word in words)
     assert not file.exists()
     again = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
     assert again.returncode != 0
@@ -199,31 +193,83 @@ def test_which_reward_server_runs(
     """AGENT_REWARD decides; else whether the job needs the URL."""
     settings = settings_of(environ, list(command) if command else None)
     service = reward_service(settings, command)
-    if service is None:
-        kind = None
-    elif service.argv is None:
-        kind = "probed"
-    else:
-        kind = "shell" if service.argv[0] == "/bin/sh" else "builtin"
-    assert kind == wanted
-
-
-def test_a_reward_servers_address_is_the_heads() -> None:
-    """The job and the other nodes get the head's address, never loopback."""
-    settings = settings_of({"AGENT_REWARD_PORT": "5005", "AGENT_REWARD_PATH": "/score"})
-    service = reward_service(settings, None)
+    if wanted is None:
+        assert service is None
+        return
     assert service is not None
+    if wanted == "probed":
+        assert service.argv is None
+        return
+    assert service.argv is not None
+    assert (service.argv[0] == "/bin/sh") == (wanted == "shell")
+
+
+def test_a_reward_servers_place() -> None:
+    """A command gets port and path by its environment; all others the head's address."""
+    port = {"AGENT_REWARD_PORT": "5005", "AGENT_REWARD_PATH": "/score"}
+    service = reward_service(settings_of({**port, "AGENT_REWARD": "python serve.py"}), None)
+    assert service is not None
+    assert service.argv == ("/bin/sh", "-c", "python serve.py")
+    assert dict(service.env) == port
     assert reward_url([service], Placeholders("10.0.0.1")) == "http://10.0.0.1:5005/score"
     assert reward_url([service], Placeholders("fd00::1")) == "http://[fd00::1]:5005/score"
 
 
-def test_a_shell_reward_server_gets_port_and_path() -> None:
-    """A reward server of the user gets its port and path by environment variables."""
-    settings = settings_of({"AGENT_REWARD": "python serve.py", "AGENT_REWARD_PORT": "5005"})
-    service = reward_service(settings, None)
-    assert service is not None
-    assert service.argv == ("/bin/sh", "-c", "python serve.py")
-    assert dict(service.env) == {
-        "AGENT_REWARD_PORT": "5005",
-        "AGENT_REWARD_PATH": "/get_reward",
-    }
+# --- placeholders in shell commands: no value is parsed by the shell --------------------------
+
+IN_A_SHELL = Placeholders("10.0.0.2", "10.0.0.1", "1", "/logs/run/pod1")
+EXACT = [
+    'printf %s "{log_dir}"',
+    'x="{log_dir}"; printf %s "$x"',
+    'printf %s "$(printf %s "{log_dir}")"',
+    'sh -c \'printf %s "$1"\' sh "{log_dir}"',
+]
+"""Commands that print the value as it is."""
+LOOSE = ["echo {log_dir}", "echo `echo {log_dir}`", "cat <<E\n{log_dir}\nE", "echo '{log_dir}'"]
+"""Commands in which a shell splits the value, or does not read it."""
+
+
+def outputs(script: str, value: str, folder: Path | None = None) -> str:
+    """Run a command as a prepare step does; return its output."""
+    step = PrepareStep("x", script, ON_HEAD, 1.0)
+    argv = step.argv(replace(IN_A_SHELL, log_dir=value))
+    spec = replace(RETRIEVER_SPEC, argv=("/bin/sh", "-c", script))
+    assert spec.command(replace(IN_A_SHELL, log_dir=value)) == argv
+    done = subprocess.run(argv, capture_output=True, check=False, cwd=folder)
+    return done.stdout.decode(errors="replace")
+
+
+@pytest.mark.parametrize("script", EXACT)
+@pytest.mark.parametrize(
+    "value", ['/a b/it\'s "so"', "$(id)", "`id`", "a;b&c|d>e", "${x}\\n*", "'"]
+)
+def test_a_value_is_no_code(script: str, value: str) -> None:
+    """It is printed, in any quotes and in a substitution."""
+    assert outputs(script, value) == value
+
+
+@pytest.mark.parametrize("script", EXACT + LOOSE)
+@pytest.mark.parametrize(
+    "value", ["x$(touch made)", "`touch made`", "'; touch made; '", '"; touch made; "']
+)
+def test_a_value_runs_nothing(script: str, value: str, tmp_path: Path) -> None:
+    """Wherever the placeholder stands."""
+    outputs(script, value, tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+@given(st.text(st.characters(min_codepoint=1, exclude_categories=["Cs"]), max_size=20))
+def test_any_value(value: str) -> None:
+    """What is in double quotes comes as it is."""
+    argv = replace(IN_A_SHELL, log_dir=value).shell_command('printf %s "{log_dir}"')
+    assert subprocess.run(argv, capture_output=True, check=True).stdout.decode() == value
+
+
+def test_an_ordinary_value_stays_readable() -> None:
+    """Addresses, ranks and ordinary paths are in the command itself, as are unknown values."""
+    script = "run {node_ip}:80 {head_ip} {rank} {log_dir}/x ${log_dir}"
+    filled = "run 10.0.0.2:80 10.0.0.1 1 /logs/run/pod1/x ${log_dir}"
+    assert IN_A_SHELL.shell_command(script) == ["/bin/sh", "-c", filled]
+    v6 = replace(IN_A_SHELL, node_ip="fd00::2").shell_command("run http://{node_ip}:80")
+    assert v6 == ["/bin/sh", "-c", "run http://[fd00::2]:80"]
+    assert Placeholders().shell_command("run {rank} {log_dir}")[2:] == ["run {rank} {log_dir}"]

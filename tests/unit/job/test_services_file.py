@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.frameworks.recipe import ModelShape
+from agent.frameworks.sizing import least_engine
 from agent.job.groups import NodeGroup, place_groups
+from agent.job.recipe_services import recipe_tables
 from agent.job.services import (
     NO_FILE,
     ON_EVERY,
@@ -23,7 +27,7 @@ from agent.job.services import (
     Where,
     wanted_steps,
 )
-from agent.job.services_file import merged, parse
+from agent.job.services_file import parse
 from support.worlds import settings_of
 
 SETTINGS = settings_of({})
@@ -69,6 +73,16 @@ def wrong(text: str, **environ: str) -> list[str]:
 def service(lines: str) -> str:
     """Return a file of one service."""
     return f"[services.retriever]\n{lines}"
+
+
+def and_(lines: str) -> str:
+    """Return a file of a service with what it needs, and these lines."""
+    return service(COMMAND + READY + lines)
+
+
+def step(lines: str) -> str:
+    """Return a file of one prepare step."""
+    return f"[prepare.data]\ncommand = 'x'\n{lines}"
 
 
 ENGINE = "[services.engine]\ncommand = 'serve {port}'\nwhere = 'rollout'\ngpus = 2\n"
@@ -129,16 +143,9 @@ def test_tables_that_a_recipe_brings() -> None:
 
 def test_what_is_wrong_with_a_recipes_tables() -> None:
     """The recipe is named where no file is."""
-    settings = settings_of({})
-    _, problems = parse("", "", replace(settings, job="slime-grpo"), {"groups": {"a": {}}})
-    assert problems[0].sentence().startswith("AGENT_JOB=slime-grpo [groups.a] nodes")
-
-
-def test_merged() -> None:
-    """A value takes the place of a table, and a table that of a value."""
-    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
-    assert merged({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
-    assert merged({"a": 1}, {"a": {"b": 2}, "d": 3}) == {"a": {"b": 2}, "d": 3}
+    recipe = replace(settings_of({}), job="slime-grpo")
+    (problem, *_) = parse("", "", recipe, {"groups": {"a": {}}})[1]
+    assert problem.sentence().startswith("AGENT_JOB=slime-grpo [groups.a] nodes")
 
 
 @pytest.mark.parametrize(
@@ -219,6 +226,10 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
     assert read(service(COMMAND + ready)).services[0].port == port
 
 
+RAY_GROUP = "[groups.{}]\nnodes = 1\nray = true\n"
+A_CYCLE = and_("after = ['data']\n") + step("after = ['reward']\n")
+
+
 @pytest.mark.parametrize(
     ("text", "where", "words"),
     [
@@ -232,7 +243,7 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (service("command = 3\n" + READY), "[services.retriever] command", "got `int`"),
         (service("command = ' '\n" + READY), "[services.retriever] command", "`str`"),
         (service(COMMAND), "[services.retriever] ready", "nothing; expected a value"),
-        (service(COMMAND + READY + "ready.log = 'x'"), "ready", "got log, tcp"),
+        (and_("ready.log = 'x'"), "ready", "got log, tcp"),
         (service(COMMAND + "ready.tcp = '1'"), "[services.retriever] ready.tcp", "or {port}"),
         (service(COMMAND + "ready.tcp = 70000"), "[services.retriever] ready.tcp", "<= 65535"),
         (service(COMMAND + "ready.log = '('"), "[services.retriever] ready.log", "missing )"),
@@ -240,68 +251,46 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (service(COMMAND + "ready.http = 'http://'"), "[services.retriever] ready.http", "a URL"),
         (service(COMMAND + "ready.http = 'http://[x'"), "ready.http", "a URL"),
         (service(COMMAND + "ready.http = 'http://{nod_ip}:9/x'"), "ready.http", "a URL"),
-        (service(COMMAND + READY + "ready.body = 'x'"), "ready", "without http"),
-        (service(COMMAND + READY + "ready.expect = 'x'"), "ready", "without http"),
-        (service(COMMAND + READY + "ready.within = 'soon'"), "ready.within", "a duration"),
-        (service(COMMAND + READY + "ready.within = true"), "ready.within", "got `bool`"),
-        (service(COMMAND + READY + "ready.x = 1"), "ready.x", "an unknown key"),
+        (and_("ready.body = 'x'"), "ready", "without http"),
+        (and_("ready.expect = 'x'"), "ready", "without http"),
+        (and_("ready.within = 'soon'"), "ready.within", "a duration"),
+        (and_("ready.within = true"), "ready.within", "got `bool`"),
+        (and_("ready.x = 1"), "ready.x", "an unknown key"),
         (service(COMMAND + "ready = 1"), "[services.retriever] ready", "got `int`"),
-        (service(COMMAND + READY + "where = 'all'"), "where", "head, every, workers"),
-        (service(COMMAND + READY + "where = 2"), "where", "got `int`"),
-        (service(COMMAND + READY + "alone = true"), "alone", 'where = "rank N"'),
-        (service(COMMAND + READY + "alone = true\nwhere = 'rank 0'"), "alone", "from 1 on"),
-        (service(COMMAND + READY + "alone = 'no'"), "alone", "expected `bool`"),
-        (service(COMMAND + READY + "restarts = -1"), "restarts", "`int` >= 0"),
-        (service(COMMAND + READY + "essential = 1"), "essential", "expected `bool`"),
-        (service(COMMAND + READY + "env = 1"), "env", "expected `object`"),
-        (service(COMMAND + READY + "env = { A = 1 }"), "env", "expected `str`"),
-        (service(COMMAND + READY + "alive = { x = 1 }"), "alive.x", "an unknown key"),
-        (
-            service(COMMAND + READY + "ports = 1"),
-            "ports",
-            "an unknown key; expected one of command",
-        ),
-        (service(COMMAND + READY + "gpus = -1"), "gpus", "`int` >= 0"),
+        (and_("where = 'all'"), "where", "head, every, workers"),
+        (and_("where = 2"), "where", "got `int`"),
+        (and_("alone = true"), "alone", 'where = "rank N"'),
+        (and_("alone = true\nwhere = 'rank 0'"), "alone", "from 1 on"),
+        (and_("alone = 'no'"), "alone", "expected `bool`"),
+        (and_("restarts = -1"), "restarts", "`int` >= 0"),
+        (and_("essential = 1"), "essential", "expected `bool`"),
+        (and_("env = 1"), "env", "expected `object`"),
+        (and_("env = { A = 1 }"), "env", "expected `str`"),
+        (and_("alive = { x = 1 }"), "alive.x", "an unknown key"),
+        (and_("ports = 1"), "ports", "an unknown key; expected one of command"),
+        (and_("gpus = -1"), "gpus", "`int` >= 0"),
         ("[services.reward]\nwhere = 'every'", "[services.reward] where", "head|rank"),
         ("[prepare.data]", "[prepare.data] command", "got nothing"),
-        ("[prepare.data]\ncommand = 'x'\nonce = 'here'", "once", "`str` matching"),
-        ("[prepare.data]\ncommand = 'x'\nwhere = 'workers'", "where", "head|every"),
-        ("[prepare.data]\ncommand = 'x'\nwithin = '0'", "within", "a duration above 0"),
-        (service(COMMAND + READY + "after = 'x'"), "[services.retriever] after", "`array`"),
-        (service(COMMAND + READY + "after = ['x', 1]"), "after[1]", "`str`"),
-        (
-            service(COMMAND + READY + "after = ['gsm9k']"),
-            "[services.retriever] after",
-            "the unknown name 'gsm9k'; expected names out of AGENT_MODEL",
-        ),
-        (
-            service(COMMAND + "ready.tcp = 8000\nrouter = 'http://10.0.0.1:8005'"),
-            "[services.retriever] router",
-            "a router for a service without ready.http",
-        ),
-        (service(COMMAND + READY + "router = '10.0.0.1:8005'"), "router", "matching regex"),
-        (
-            "[prepare.data]\ncommand = 'x'\nafter = ['data']",
-            "[prepare.data] after",
-            "a cycle (data waits for data)",
-        ),
+        (step("once = 'here'"), "once", "`str` matching"),
+        (step("where = 'workers'"), "where", "head|every"),
+        (step("within = '0'"), "within", "a duration above 0"),
+        (and_("after = 'x'"), "[services.retriever] after", "`array`"),
+        (and_("after = ['x', 1]"), "after[1]", "`str`"),
+        (and_("after = ['a']"), "after", "the unknown name 'a'; expected names out of AGENT_MODEL"),
+        (and_("router = 'http://10.0.0.1:8005'"), "router", "for a service without ready.http"),
+        (and_("router = '10.0.0.1:8005'"), "router", "matching regex"),
+        (step("after = ['data']"), "[prepare.data] after", "a cycle (data waits for data)"),
         (
             "[services.reward]\nafter = ['reward']",
             "[services.reward] after",
             "a cycle (reward server waits for reward server)",
         ),
         (
-            service(COMMAND + READY + "after = ['data']\n")
-            + "[prepare.data]\ncommand = 'x'\nafter = ['reward']\n"
-            + "[services.reward]\nafter = ['retriever']",
+            A_CYCLE + "[services.reward]\nafter = ['retriever']",
             "[services.retriever] after",
             "retriever waits for data waits for reward server waits for retriever",
         ),
-        (
-            service(COMMAND + READY) + "[prepare.retriever]\ncommand = 'x'",
-            "[prepare.retriever]",
-            "is taken",
-        ),
+        (and_("[prepare.retriever]\ncommand = 'x'"), "[prepare.retriever]", "is taken"),
         (group(""), "[groups.rollout] nodes", "got nothing"),
         (group("nodes = 0"), "[groups.rollout] nodes", "got 0; expected a number from 1 on, or"),
         (group("nodes = '2/2'"), "[groups.rollout] nodes", 'a part below 1, as "1/2"'),
@@ -309,16 +298,12 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (group("nodes = 1") + "keep = 2\n", "[services.engine] keep", "without a front"),
         (group("nodes = 1\nlost = 'no'"), "lost", "got 'no'; expected one of wait, retry, end"),
         (group("nodes = 1") + "weights = 'vllm'\n", "weights", "one of sglang, prime-rl, nccl"),
-        ("[groups.trainer]\nnodes = 1\nray = true", "[groups.trainer]", "is taken"),
-        ("[groups.Trainer]\nnodes = 1\nray = true", "[groups.Trainer]", "is taken"),
-        (
-            "[groups.envs]\nnodes = 1\nray = true\n[groups.Envs]\nnodes = 1\nray = true",
-            "[groups.Envs]",
-            "is taken",
-        ),
+        (RAY_GROUP.format("trainer"), "[groups.trainer]", "is taken"),
+        (RAY_GROUP.format("Trainer"), "[groups.Trainer]", "is taken"),
+        (RAY_GROUP.format("envs") + RAY_GROUP.format("Envs"), "[groups.Envs]", "is taken"),
         ("[groups.rollout]\nnodes = 1", "[groups.rollout]", "without a service"),
-        (group("nodes = 1") + service(COMMAND + READY + "where = 'judges'"), "where", "rollout"),
-        (service(COMMAND + READY + "weights = 'nccl'"), "weights", "in a group"),
+        (group("nodes = 1") + and_("where = 'judges'"), "where", "rollout"),
+        (and_("weights = 'nccl'"), "weights", "in a group"),
         (
             group("nodes = 1\n")
             .replace("{port}", "1")
@@ -327,23 +312,12 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
             "no port",
         ),
         (
-            group("nodes = 1\n")
-            + "[services.other]\nwhere = 'rollout'\ngpus = 1\n"
-            + COMMAND
-            + READY,
-            "[services.other] gpus",
+            group("nodes = 1\n") + and_("where = 'rollout'\ngpus = 1"),
+            "[services.retriever] gpus",
             "one service with gpus in a group",
         ),
-        (
-            service("command = 'serve {port}'\n" + READY),
-            "[services.retriever] ready",
-            "{port} in ready, too",
-        ),
-        (
-            service(COMMAND + "ready.tcp = '{port}'"),
-            "[services.retriever] ready",
-            "{port} in its command, too",
-        ),
+        (service("command = 'a {port}'\n" + READY), "ready", "{port} in ready, too"),
+        (service(COMMAND + "ready.tcp = '{port}'"), "ready", "{port} in its command, too"),
     ],
 )
 def test_what_is_wrong(text: str, where: str, words: str) -> None:
@@ -394,18 +368,12 @@ def toml(value: object) -> str:
     return f'"{text}"'
 
 
-@given(
-    st.sampled_from(["services", "prepare"]),
-    st.dictionaries(
-        st.sampled_from(
-            [
-                *("command", "where", "alone", "ready", "alive", "restarts", "env", "once"),
-                *("within", "after"),
-            ]
-        ),
-        VALUES,
-    ),
+KEYS = (
+    *("command", "where", "alone", "ready", "alive", "restarts", "env", "once", "within", "after"),
 )
+
+
+@given(st.sampled_from(["services", "prepare"]), st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_any_values_are_read_or_refused(kind: str, values: dict[str, object]) -> None:
     """Whatever a key holds, it is taken or named."""
     lines = [f"{key} = {toml(value)}" for key, value in values.items()]
@@ -429,3 +397,63 @@ def test_where_two_may_meet(one: Where, other: Where, meets: bool) -> None:  # n
     """Two services may have one port where no node has both."""
     assert one.meets(other) is meets
     assert other.meets(one) is meets
+
+
+# --- what a recipe brings ---------------------------------------------------------------------
+
+NEEDED = {"AGENT_JOB": "slime-grpo", "AGENT_MODEL": "/v/my model", "AGENT_TRAIN_DATA": "/v/t.jsonl"}
+
+
+def engine(model: ModelShape | None = None, **more: str) -> dict[str, Any]:
+    """Return the table of slime's engine."""
+    tables = recipe_tables(settings_of({**NEEDED, **more}), None, model)
+    found: dict[str, Any] = tables["services"]["engine"]
+    return found
+
+
+def test_the_engine_has_the_models_words() -> None:
+    """A shell reads the model as one word; a pinned revision stands beside it."""
+    assert "--model-path '/v/my model' --host {node_ip} --port {port} --tp 1" in engine()["command"]
+    pinned = engine(AGENT_MODEL="org/m", AGENT_MODEL_REVISION="abc")["command"]
+    assert "--model-path org/m --revision abc --host" in pinned
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "gpus"),
+    [
+        ("Qwen3-8B", {}, 1),
+        ("Qwen3-32B", {}, 2),
+        ("Qwen2.5-72B", {}, 4),
+        ("Qwen3-235B-A22B", {}, 8),
+        ("unknown", {}, 1),
+        ("Qwen3-8B", {"AGENT_TENSOR_PARALLEL": "4"}, 4),
+    ],
+)
+def test_the_gpus_of_an_engine(name: str, given: dict[str, str], gpus: int) -> None:
+    """AGENT_TENSOR_PARALLEL, else by the size of the model; a number, not a text."""
+    found = engine(ModelShape.from_name(name), **given)
+    assert found["gpus"] == gpus
+    assert f"--tp {gpus} " in found["command"]
+
+
+def test_the_largest_engine_is_a_node() -> None:
+    """A model of any size has an engine of eight GPUs at most."""
+    assert least_engine(ModelShape.from_name("Kimi-K2-1000B")) == 8
+
+
+def test_its_tables_are_valid() -> None:
+    """They are a file of AGENT_SERVICES, with half of the nodes."""
+    settings = settings_of(NEEDED)
+    file, problems = parse("", "", settings, recipe_tables(settings, None, None))
+    assert problems == []
+    (group,) = file.groups
+    (spec,) = file.services
+    assert (group.name, group.part) == ("rollout", (1, 2))
+    assert (spec.weights, spec.keep, spec.after) == ("sglang", 2, ("AGENT_MODEL",))
+
+
+@pytest.mark.parametrize("job", ["verl-grpo", "trl-grpo", "openrlhf-sft"])
+def test_most_recipes_bring_none(job: str) -> None:
+    """Nor does a command of one's own."""
+    assert recipe_tables(settings_of({**NEEDED, "AGENT_JOB": job}), None, None) == {}
+    assert recipe_tables(settings_of({}), ("python", "train.py"), None) == {}

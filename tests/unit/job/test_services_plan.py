@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.base.errors import Problem, SettingsError
+from agent.base.errors import SettingsError
 from agent.job.recipe_services import generation_of, recipe_tables
 from agent.job.services import Placeholders, digest, reward_url, wanted_steps
 from agent.job.services_file import parse
 from agent.node import read
 from agent.node.facts import Framework
 from agent.node.read import disk_of
-from agent.plan.make import make_plan
-from agent.plan.plan_services import service_problems
 from agent.plan.show import render
-from agent.platforms.resolve import resolve
 from agent.run import plan_input
-from agent.settings import load
 from agent.settings.redact import redactor_for
 from support.launches import EXAMPLES
-from support.worlds import MACHINE, SECRET, settings_of, with_ray
+from support.worlds import MACHINE, SECRET, services_plan, services_refused, settings_of, with_ray
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.job.services import ServicesFile
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
 
@@ -38,6 +35,11 @@ KUBERAY = {
     "RAY_CLUSTER_NAME": "rl",
     "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block",
 }
+EVERY = 'where = "every"'
+ALONE = 'where = "rank {}"\nalone = true'
+AT_RANK_3 = 'where = "rank 3"'
+BY_TORCHRUN = {"AGENT_LAUNCHER": "torchrun"}
+ONE = {"AGENT_HEAD": "10.0.0.5"}
 READY = 'command = "serve {rank}"\nready.tcp = 8000\n'
 FILE = f"""
 [services.finder]
@@ -55,36 +57,24 @@ once = "/data/.done"
 
 
 def plan(environ: dict[str, str], text: str = FILE, facts: Facts = MACHINE) -> Plan:
-    """Return the plan of a node with a services file that must be right."""
-    environ = {**environ, "AGENT_SERVICES": "s.toml"}
-    loaded = load(environ, ["true"])
-    file, problems = parse(text, "s.toml", loaded.settings)
-    assert problems == []
-    topology = resolve(environ, loaded.settings, facts)
-    return make_plan(loaded, topology, facts, environ, {}, file)
+    """Return the plan of a node with this services file."""
+    return services_plan(environ, text, facts)
 
 
-def problems(environ: dict[str, str], text: str) -> list[Problem]:
-    """Return the problems of a services file on this platform."""
-    environ = {**environ, "AGENT_SERVICES": "s.toml"}
-    loaded = load(environ, ["true"])
-    file, wrong = parse(text, "s.toml", loaded.settings)
-    assert wrong == []
-    topology = resolve(environ, loaded.settings, MACHINE)
-    return [*service_problems(loaded.settings, ("true",), topology, file)]
+def a(port: int = 8000, more: str = "", name: str = "a") -> str:
+    """Return the table of a service."""
+    return f'[services.{name}]\ncommand = "serve"\nready.tcp = {port}\n{more}\n'
 
 
 @pytest.mark.parametrize(("steps", "is_refused"), [(45, False), (46, True)])
 def test_a_node_runs_no_more_than_its_report_has(steps: int, *, is_refused: bool) -> None:
     """Those of one rank count once: no node runs those of two."""
+    of_rank = 'where = "rank {}"'
     ranks = "".join(
-        f'[services.s{rank}{n}]\ncommand = "serve"\nready.tcp = {9000 + n}\nwhere = "rank {rank}"\n'
-        for rank in (1, 2)
-        for n in range(4)
+        a(9000 + n, of_rank.format(rank), f"s{rank}{n}") for rank in (1, 2) for n in range(4)
     )
     more = "".join(f'[prepare.p{n}]\ncommand = "make"\n' for n in range(steps))
-    every = '[services.finder]\ncommand = "serve"\nready.tcp = 8000\nwhere = "every"\n'
-    found = problems(HEAD, ranks + every + more)
+    found = services_refused(HEAD, f"{ranks}{a(8000, EVERY, 'finder')}{more}")
     refused = [one.got for one in found if "on one node" in one.got]
     assert refused == (["51 services and prepare steps on one node"] if is_refused else [])
 
@@ -206,62 +196,49 @@ def test_the_plan_shows_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("environ", "text", "where", "words"),
     [
-        ({}, f"[services.a]\n{READY.replace('8000', '8265')}", "[services.a] ready", "dashboard"),
-        (
-            {},
-            f"[services.a]\n{READY.replace('8000', '8266')}",
-            "[services.a]",
-            "agent and a on 8266",
-        ),
-        ({}, f"[services.a]\n{READY.replace('8000', '10500')}", "[services.a]", "Ray's workers"),
-        (
-            {"AGENT_REWARD": "builtin"},
-            f"[services.a]\n{READY.replace('8000', '5000')}",
-            "[services.a] ready",
-            "service reward server and a on 5000",
-        ),
-        (
-            {},
-            f"[services.a]\n{READY}[services.b]\n{READY}",
-            "[services.b] ready",
-            "service a and b on 8000",
-        ),
-        (
-            {**DSTACK, "DSTACK_NODE_RANK": "0"},
-            f'[services.a]\n{READY}where = "rank 3"',
-            "[services.a] where",
-            "rank 3 of 3",
-        ),
-        (
-            {"AGENT_LAUNCHER": "torchrun"},
-            f"[services.a]\n{READY.replace('8000', '6379')}",
-            "[services.a] ready",
-            "rendezvous and a on 6379",
-        ),
-        (HEAD, f'[services.a]\n{READY}where = "rank 3"', "[services.a] where", "rank 3 of 3"),
-        (
-            {"AGENT_HEAD": "10.0.0.5"},
-            f'[services.a]\n{READY}where = "rank 2"\nalone = true',
-            "[services.a] where",
-            "a larger EXPECTED_WORKERS",
-        ),
-        (KUBERAY, f'[services.a]\n{READY}where = "every"', "[services.a] where", "no agent runs"),
-        (
-            KUBERAY,
-            '[prepare.a]\ncommand = "x"\nwhere = "every"',
-            "[prepare.a] where",
-            "no agent runs",
-        ),
+        ({}, a(8265), "[services.a] ready", "dashboard"),
+        ({}, a(8266), "[services.a]", "agent and a on 8266"),
+        ({}, a(10500), "[services.a]", "Ray's workers"),
+        ({"AGENT_REWARD": "builtin"}, a(5000), "[services.a] ready", "reward server and a on 5000"),
+        ({}, a() + a(name="b"), "[services.b] ready", "service a and b on 8000"),
+        (BY_TORCHRUN, a(6379), "[services.a] ready", "rendezvous and a on 6379"),
         ({"AGENT_REWARD_PORT": "8266"}, "[services.reward]\n", "[services.reward]", "agent and"),
+        ({**DSTACK, "DSTACK_NODE_RANK": "0"}, a(8000, AT_RANK_3), "[services.a] where", "3 of 3"),
+        (HEAD, a(8000, AT_RANK_3), "[services.a] where", "rank 3 of 3"),
+        (ONE, a(8000, ALONE.format(2)), "[services.a] where", "a larger EXPECTED_WORKERS"),
+        (KUBERAY, a(8000, EVERY), "[services.a] where", "no agent runs"),
+        (KUBERAY, f'[prepare.a]\ncommand = "x"\n{EVERY}', "[prepare.a] where", "no agent runs"),
     ],
 )
 def test_conflicting_ports_and_missing_nodes_are_reported(
     environ: dict[str, str], text: str, where: str, words: str
 ) -> None:
     """Conflicting ports and nodes that do not exist are reported by file, table and key."""
-    (problem,) = problems(environ, text)
+    (problem,) = services_refused(environ, text)
     assert problem.variable.startswith(f"AGENT_SERVICES=s.toml {where}")
     assert words in problem.sentence()
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        (BY_TORCHRUN, a(10500)),
+        (HEAD, a(10500, ALONE.format(3))),
+        ({}, a() + a(8000, 'where = "workers"', "b")),
+        (ONE, a(8000, ALONE.format(1))),
+        ({**HEAD, "EXPECTED_WORKERS": "0"}, a(8000, ALONE.format(1))),
+        (HEAD, a(8000, ALONE.format(3))),
+    ],
+    ids=[
+        "ports of a Ray that torchrun does not start",
+        "ports of a Ray that a node alone does not join",
+        "one port on nodes that never meet",
+        *["a node alone is added to EXPECTED_WORKERS"] * 3,
+    ],
+)
+def test_what_is_no_conflict(environ: dict[str, str], text: str) -> None:
+    """Services beside no Ray, beside each other, and on a node of their own."""
+    assert services_refused(environ, text) == []
 
 
 def test_no_secret_of_a_file_is_printed() -> None:
@@ -276,28 +253,6 @@ env = {{ HF_TOKEN = "{SECRET}", A = "b" }}
     redactor = redactor_for({}, made.settings, made.texts_with_secrets)
     assert "hush-0123456789" not in render(made, redactor)
     assert SECRET not in redactor.clean(f"my token is {SECRET}")
-
-
-def test_ports_of_a_ray_that_is_not_there() -> None:
-    """Where no Ray runs, by torchrun or on a node alone, its ports are free."""
-    text = f"[services.a]\n{READY.replace('8000', '10500')}"
-    assert problems({"AGENT_LAUNCHER": "torchrun"}, text) == []
-    assert problems(HEAD, f'{text}where = "rank 3"\nalone = true') == []
-    assert problems(HEAD, f'{text}where = "rank 1"') != []
-
-
-def test_one_port_on_two_nodes() -> None:
-    """Services that never meet may have the same port."""
-    text = f'[services.a]\n{READY}[services.b]\n{READY}where = "workers"'
-    assert problems({}, text) == []
-
-
-def test_a_node_alone_has_a_rank_of_its_own() -> None:
-    """It is added to EXPECTED_WORKERS, also where the default is 0."""
-    text = f'[services.a]\n{READY}where = "rank 1"\nalone = true'
-    assert problems({"AGENT_HEAD": "10.0.0.5"}, text) == []
-    assert problems({**HEAD, "EXPECTED_WORKERS": "0"}, text) == []
-    assert problems(HEAD, text.replace("rank 1", "rank 3")) == []
 
 
 @pytest.mark.parametrize(
@@ -317,17 +272,14 @@ def test_a_node_alone_fetches_no_model_of_the_jobs(
     assert ("AGENT_MODEL" in [step.name for step in made.steps]) is fetches
 
 
-def test_a_recipe_asks_the_server_of_a_row() -> None:
+@pytest.mark.parametrize(("text", "asks"), [("[services.reward]\n", True), (a(), False)])
+def test_a_recipe_asks_the_server_of_a_row(text: str, *, asks: bool) -> None:
     """The table replaces AGENT_REWARD: a recipe with an optional server uses this one."""
     environ = {**HEAD, "AGENT_JOB": "verl-grpo", "AGENT_MODEL": "/m", "AGENT_TRAIN_DATA": "/d"}
     facts = replace(MACHINE, gpus=8, cpus=64, framework=Framework("verl", "/opt/verl", "0.9.1"))
-    loaded = load({**environ, "AGENT_SERVICES": "s.toml"}, None)
-    topology = resolve(environ, loaded.settings, facts)
-    for text, asks in (("[services.reward]\n", True), (f"[services.a]\n{READY}", False)):
-        file, _ = parse(text, "s.toml", loaded.settings)
-        job = make_plan(loaded, topology, facts, environ, {}, file).job
-        assert job is not None
-        assert any("{reward_url}" in word for word in job.argv) is asks
+    job = services_plan(environ, text, facts, None).job
+    assert job is not None
+    assert any("{reward_url}" in word for word in job.argv) is asks
 
 
 def test_the_reward_url_follows_its_row() -> None:
@@ -336,9 +288,8 @@ def test_the_reward_url_follows_its_row() -> None:
     (spec,) = made.all_services
     assert made.services == ()
     assert (spec.within, spec.deadline_variable) == (420.0, "services.reward, ready.within")
-    assert (
-        reward_url(made.all_services, Placeholders("10.0.0.7")) == "http://10.0.0.7:5000/get_reward"
-    )
+    url = reward_url(made.all_services, Placeholders("10.0.0.7"))
+    assert url == "http://10.0.0.7:5000/get_reward"
     made = plan(HEAD, '[services.reward]\ncommand = "serve"\n')
     assert made.all_services[0].command(Placeholders()) == ["/bin/sh", "-c", "serve"]
 
@@ -353,12 +304,10 @@ def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [spec.name for spec in made.all_services] == ["finder", "judge"]
     assert made.facts.disks == {f"{tmp_path}/.done": disk_of(f"{tmp_path}/x")}
     file.write_text("[services.x]\n")
-    with pytest.raises(SettingsError) as caught:
-        plan_input.plan_from_environment({**environ, "RAY_WORKER": "0"}, ["true"])
-    assert len(caught.value.problems) == 2
-    with pytest.raises(SettingsError) as caught:
-        plan_input.plan_from_environment({**environ, "EXPECTED_WORKERS": "some"}, ["true"])
-    assert len(caught.value.problems) == 3
+    for more, count in (({"RAY_WORKER": "0"}, 2), ({"EXPECTED_WORKERS": "some"}, 3)):
+        with pytest.raises(SettingsError) as caught:
+            plan_input.plan_from_environment({**environ, **more}, ["true"])
+        assert len(caught.value.problems) == count
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(SettingsError, match=r"AGENT_SERVICES: got .*there on every node"):
             plan_input.plan_from_environment({**environ, "AGENT_SERVICES": str(path)}, ["true"])
@@ -370,22 +319,26 @@ def test_disks_are_named_alike() -> None:
     assert disk_of("/proc/x") == "proc"
 
 
-def test_the_example_is_right() -> None:
-    """The example for Search-R1 is a file that every node of a cluster can have."""
-    text = (EXAMPLES / "services/search-r1.toml").read_text(encoding="utf-8")
-    made = plan(HEAD, text)
-    assert [(spec.name, spec.port) for spec in made.all_services] == [("retriever", 8000)]
-    assert made.steps[0].once == "/root/data/.prepared-index"
+def example(name: str, **environ: str) -> ServicesFile:
+    """Return an example beside the tables that its recipe brings."""
+    text = (EXAMPLES / f"services/{name}.toml").read_text(encoding="utf-8")
+    settings = settings_of(environ)
+    brought = recipe_tables(settings, None, None) if environ else {}
+    file, problems = parse(text, "s.toml", settings, brought)
+    assert problems == []
+    return file
+
+
+def test_the_example_for_search_r1_is_right() -> None:
+    """It is a file that every node of a cluster can have."""
+    file = example("search-r1")
+    assert [(spec.name, spec.port) for spec in file.services] == [("retriever", 8000)]
+    assert file.steps[0].once == "/root/data/.prepared-index"
 
 
 def test_the_example_for_slime_is_right() -> None:
     """It changes the tables that the recipe brings, and keeps all other keys."""
-    text = (EXAMPLES / "services/slime-grpo.toml").read_text(encoding="utf-8")
-    settings = settings_of(
-        {"AGENT_JOB": "slime-grpo", "AGENT_MODEL": "/v/m", "AGENT_TRAIN_DATA": "/v/t.jsonl"}
-    )
-    file, problems = parse(text, "s.toml", settings, recipe_tables(settings, None, None))
-    assert problems == []
+    file = example("slime-grpo", AGENT_JOB="slime-grpo", AGENT_MODEL="/v/m", AGENT_TRAIN_DATA="/t")
     (group,), (spec,) = file.groups, file.services
     assert (group.nodes, group.part, group.min, group.lost) == (3, None, 2, "retry")
     assert (spec.within, spec.keep, spec.weights) == (3600.0, 2, "sglang")
@@ -393,15 +346,11 @@ def test_the_example_for_slime_is_right() -> None:
 
 def test_the_example_for_prime_rl_is_right() -> None:
     """It changes the engines that the recipe brings; their router stays on the head."""
-    text = (EXAMPLES / "services/prime-rl.toml").read_text(encoding="utf-8")
-    settings = settings_of(
-        {"AGENT_JOB": "prime-rl", "AGENT_MODEL": "/v/my model", "AGENT_TRAIN_DATA": "reverse-text"}
+    file = example(
+        "prime-rl", AGENT_JOB="prime-rl", AGENT_MODEL="/v/my model", AGENT_TRAIN_DATA="text"
     )
-    file, problems = parse(text, "s.toml", settings, recipe_tables(settings, None, None))
-    assert problems == []
-    (group,) = file.groups
+    (group,), (engine, router) = file.groups, file.services
     assert (group.nodes, group.min) == (3, 4)
-    engine, router = file.services
     assert (engine.weights, engine.restarts) == ("prime-rl", 20)
     assert "inference --vllm.model '/v/my model' --vllm.tensor-parallel-size 1" in engine.asked
     assert router.where.kind == "head"
@@ -410,12 +359,7 @@ def test_the_example_for_prime_rl_is_right() -> None:
 
 def test_the_example_for_trl_is_right() -> None:
     """The nodes of the group run its server, whose address the recipe is given."""
-    text = (EXAMPLES / "services/trl-generation.toml").read_text(encoding="utf-8")
-    settings = settings_of(
-        {"AGENT_JOB": "trl-grpo", "AGENT_MODEL": "/v/m", "AGENT_TRAIN_DATA": "/v/t.jsonl"}
-    )
-    file, problems = parse(text, "s.toml", settings)
-    assert problems == []
+    file = example("trl-generation")
     (group,) = file.groups
     assert group.nodes == 1
     engine = next(spec for spec in file.services if spec.where.kind == "group")

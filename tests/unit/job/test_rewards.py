@@ -1,25 +1,30 @@
-"""AGENT_REWARD=judge: where the judge is, how it is asked, and what is refused."""
+"""The reward server: its judge, what is refused, and the format of each framework's client."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
-from agent.bundled import reward_server
+from agent.bundled import reward_server as bundled
 from agent.bundled.judge import JudgeSpec
 from agent.bundled.reward_server import read_judge
 from agent.job import services
-from agent.job.services import JudgeCost, Placeholders, ServicesFile
+from agent.job.services import JudgeCost, Placeholders, ServicesFile, reward_service
 from agent.job.services_file import parse
 from agent.plan import environment
 from agent.plan.plan_services import all_services, service_problems, with_places
 from agent.platforms.resolve import resolve
-from agent.processes.probing import REWARD_REQUEST
 from agent.run.node_run import NodeStats
 from agent.settings import load
-from support.worlds import MACHINE, SECRET, plan_of
+from agent.settings.jobs import BY_NAME
+from support.reward_process import RewardProcess, ask, reward_server
+from support.worlds import MACHINE, SECRET, plan_of, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 INSIDE = """
 [services.judge]
@@ -108,22 +113,18 @@ def test_how_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", JudgeSpec("https://judge.example/v1", model="gpt")),
-        (
-            '[services.judge]\nask.template = "{answer}"\n',
-            JudgeSpec("https://judge.example/v1", model="gpt", template="{answer}"),
-        ),
-    ],
+    ("text", "template"),
+    [("", JudgeSpec("").template), ('[services.judge]\nask.template = "{answer}"\n', "{answer}")],
 )
-def test_a_judge_outside(text: str, expected: JudgeSpec) -> None:
+def test_a_judge_outside(text: str, template: str) -> None:
     """Its table has only how it is asked, or is not there; nothing is started for it."""
-    settings, file, problems = read(text, **OUTSIDE, AGENT_JUDGE_MODEL="gpt")
+    environ = {**OUTSIDE, "AGENT_JUDGE_MODEL": "gpt"}
+    settings, file, problems = read(text, **environ)
     (reward,) = all_services(settings, ("true",), file)
     assert problems == []
     assert reward.after == ()
-    assert asked(text, **OUTSIDE, AGENT_JUDGE_MODEL="gpt") == expected
+    expected = JudgeSpec("https://judge.example/v1", model="gpt", template=template)
+    assert asked(text, **environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,11 +187,62 @@ def test_what_it_cost() -> None:
 def test_the_headers_of_its_probes() -> None:
     """The reward server imports nothing of the agent's, and has the same names of headers."""
     of_agent = (services.RUN_NODES, services.RUN_JUDGES, services.PROBE_KEY, services.JUDGE_TOTALS)
-    own = (reward_server.NODES, reward_server.JUDGES, reward_server.PROBE_KEY, reward_server.TOTALS)
+    own = (bundled.NODES, bundled.JUDGES, bundled.PROBE_KEY, bundled.TOTALS)
     assert own == of_agent
-    assert reward_server.AWAITED == services.JUDGE_AWAITED
+    assert bundled.AWAITED == services.JUDGE_AWAITED
 
 
-def test_its_first_request_can_be_graded() -> None:
-    """The scoring request by which a reward server is ready has all that the template has."""
-    assert all(len(texts) == 1 for texts in REWARD_REQUEST.values())
+# --- the format of each framework's client ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RewardProcess]:
+    """One server for the tests that only ask."""
+    with reward_server() as process:
+        yield process
+
+
+def test_openrlhf_ms_replies_hold_only_lists() -> None:
+    """It turns every key into a tensor; it sends labels of null, and has its own reward's keys."""
+    with reward_server("--dialect", "openrlhf-m") as server:
+        asked = {"query": ["7", "no idea"], "prompts": ["3+4?", "3+4?"], "labels": [7, None]}
+        body = ask(server.url, asked).body
+    assert body == {
+        "rewards": [1.0, 0.0],
+        "format_rewards": [1.0, 0.0],
+        "acc_rewards": [1.0, 0.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "reward"), [("7", 1.0), (7, 1.0), ("8", 0.0), (None, 0.0)], ids=str
+)
+@pytest.mark.parametrize("prompt", ["3+4?", [{"role": "user", "content": "3+4?"}], None], ids=str)
+def test_slime_gets_a_bare_number(
+    server: RewardProcess, prompt: object, label: object, reward: float
+) -> None:
+    """Slime and miles send one sample, and take the whole reply for its reward."""
+    asked = {"prompt": prompt, "response": "it is 7", "label": label}
+    reply = ask(server.url, asked)
+    assert [reply.status, reply.body] == [200, reward]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"), [("response", 7), ("response", ["7"]), ("label", True), ("label", [7])]
+)
+def test_slimes_mistakes_are_named(server: RewardProcess, field: str, wrong: object) -> None:
+    """A field of the wrong form is 400, by its own name."""
+    reply = ask(server.url, {"prompt": "3+4?", "response": "7", "label": "7", field: wrong})
+    assert reply.status == 400
+    assert reply.body["error"].endswith(f"at `$.{field}`")
+
+
+@pytest.mark.parametrize("job", BY_NAME)
+def test_the_plan_chooses_the_dialect(job: str) -> None:
+    """OpenRLHF-M has one of its own; everybody else takes the server's first."""
+    settings = replace(settings_of({}), job=job, reward="builtin")
+    service = reward_service(settings, None)
+    assert service is not None
+    assert service.argv is not None
+    dialect_args = service.argv[service.argv.index("--path") + 2 :]
+    assert dialect_args == (("--dialect", "openrlhf-m") if job == "openrlhf-m-grpo" else ())
