@@ -27,6 +27,7 @@ from agent.node.read_figures import (
     read_host_memory,
 )
 from support.fake_nvml import H100, LOST, NOT_LOADED, NOT_SUPPORTED, FakeNvml, NVMLError
+from support.machine_files import cgroup_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,10 +205,14 @@ def test_the_usual_power_is_that_of_work() -> None:
 # --- the machine ---------------------------------------------------------------------------------
 
 
-def test_memory_of_this_machine() -> None:
-    """What psutil or the cgroup says: some is used, and not all."""
+def test_this_machine(tmp_path: Path) -> None:
+    """Some memory is used, and not all; network and programs are read without an error."""
     memory = read_host_memory()
     assert 0 < memory.used < memory.total <= psutil.virtual_memory().total
+    without_cgroup = read_host_memory(tmp_path, tmp_path)
+    assert without_cgroup.total == psutil.virtual_memory().total
+    assert NetworkReader().read() == (0.0, 0.0)
+    assert all(size > 0 for size in memory_by_program().values())
 
 
 STAT = "anon 100\nfile 900\ninactive_file 600\nactive_file 200\n"
@@ -229,40 +234,26 @@ STAT = "anon 100\nfile 900\ninactive_file 600\nactive_file 200\n"
 )
 def test_memory_of_a_container(tmp_path: Path, line: str, files: dict[str, str]) -> None:
     """Caches of files do not count: the kernel frees them before it kills."""
-    proc, base = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self/cgroup").write_text(line)
-    for name, text in files.items():
-        (base / name).parent.mkdir(parents=True, exist_ok=True)
-        (base / name).write_text(text + "\n")
-    assert read_host_memory(proc, base) == HostMemory(2_000, 4_000)
-
-
-def test_memory_without_a_limit(tmp_path: Path) -> None:
-    """The machine's own counts where the cgroup has none."""
-    assert read_host_memory(tmp_path, tmp_path).total == psutil.virtual_memory().total
+    assert read_host_memory(*cgroup_tree(tmp_path, line, files)) == HostMemory(2_000, 4_000)
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("line", "name"),
     [
-        (["ray::WorkerDict.actor_rollout_generate_sequences"], "ray::WorkerDict"),
-        (["ray::WorkerDict"], "ray::WorkerDict"),
-        (["ray::IDLE", "", ""], "ray::IDLE"),
-        (
-            ["/opt/venv/bin/python3.12", "-u", "-m", "verl.trainer.main_ppo", "a=1"],
-            "verl.trainer.main_ppo",
-        ),
-        (["python", "-u", "/work/train.py", "--key", "x"], "train.py"),
-        (["python3"], "python3"),
-        (["/usr/bin/vllm", "serve"], "vllm"),
-        (["VLLM::EngineCore", ""], "VLLM::EngineCore"),
-        ([""], "a process"),
+        ("ray::WorkerDict.actor_rollout_generate_sequences", "ray::WorkerDict"),
+        ("ray::WorkerDict", "ray::WorkerDict"),
+        ("ray::IDLE||", "ray::IDLE"),
+        ("/opt/venv/bin/python3.12|-u|-m|verl.trainer.main_ppo|a=1", "verl.trainer.main_ppo"),
+        ("python|-u|/work/train.py|--key|x", "train.py"),
+        ("python3", "python3"),
+        ("/usr/bin/vllm|serve", "vllm"),
+        ("VLLM::EngineCore|", "VLLM::EngineCore"),
+        ("", "a process"),
     ],
 )
-def test_names_of_programs(words: list[str], name: str) -> None:
+def test_names_of_programs(line: str, name: str) -> None:
     """A Ray actor's class without its method, and the module or script that Python runs."""
-    assert program_name("\0".join(words).encode()) == name
+    assert program_name(line.replace("|", "\0").encode()) == name
 
 
 def test_programs_by_their_memory(tmp_path: Path) -> None:
@@ -309,12 +300,6 @@ def test_network_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.read() == (200 + 10_000, 100)
     counters["eth0"] = (0, 0)  # a driver was loaded again
     assert reader.read() == (0, 0)
-
-
-def test_real_network_and_programs() -> None:
-    """Both read this machine without an error."""
-    assert NetworkReader().read() == (0.0, 0.0)
-    assert all(size > 0 for size in memory_by_program().values())
 
 
 def test_the_size_of_eight_gpus() -> None:

@@ -39,28 +39,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+ON_PATH = "is no program on PATH"
 ROWS = {
-    "sh": "",
-    "tool": "",
-    "./fine": "",
-    "./by-env": "",
-    "./split": "",
-    "./no-line": "",
-    "./empty": "",
+    **dict.fromkeys(("sh", "tool", "./fine", "./by-env", "./split", "./no-line", "./empty"), ""),
     sys.executable: "",
-    "nosuch": "is no program on PATH",
-    "": "is no program on PATH",
-    "fine": "is no program on PATH",
+    **dict.fromkeys(("nosuch", "", "fine", "CUDA_VISIBLE_DEVICES=0", "-c", "only-read"), ON_PATH),
+    **dict.fromkeys(("./nosuch", "/nosuch", "~/train.sh", "./link"), "does not exist"),
+    **dict.fromkeys(("./plain", "./folder"), "may not be executed"),
     "python train.py": "give its words one by one",
-    "CUDA_VISIBLE_DEVICES=0": "is no program on PATH",
-    "-c": "is no program on PATH",
-    "./nosuch": "does not exist",
-    "/nosuch": "does not exist",
-    "~/train.sh": "does not exist",
-    "./plain": "may not be executed",
-    "only-read": "is no program on PATH",
-    "./folder": "may not be executed",
-    "./link": "does not exist",
 }
 
 

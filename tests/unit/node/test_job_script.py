@@ -19,7 +19,8 @@ from support.captured import machine
 if TYPE_CHECKING:
     from pathlib import Path
 
-WORKER = {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9"}
+    from agent.checks.finding import Finding
+
 SLIME = """#!/bin/bash
 # for rerun the task: pkill -9 python
 pkill -9 sglang
@@ -34,20 +35,34 @@ ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8
 """
 
 
-def found(tmp_path: Path, text: str, name: str = "run.sh", *, with_ray: bool = True) -> list[int]:
-    """Return the numbers of the lines that are found in a script."""
-    script = tmp_path / name
+def lines_of(
+    folder: Path, text: str, name: str = "run.sh", *, with_ray: bool = True
+) -> tuple[ScriptLine, ...]:
+    """Return what is found in a script with this text."""
+    script = folder / name
     script.write_text(text)
-    command = ["python3" if name.endswith(".py") else "bash", str(script)]
-    return [line.number for line in script_lines(command, with_ray=with_ray)]
+    command = ["python3", "-u"] if name.endswith(".py") else ["bash"]
+    return script_lines([*command, str(script)], with_ray=with_ray)
+
+
+def found(folder: Path, text: str, *, with_ray: bool = True) -> list[int]:
+    """Return the numbers of the lines that are found in a shell script."""
+    return [line.number for line in lines_of(folder, text, with_ray=with_ray)]
+
+
+def findings(environ: dict[str, str], lines: tuple[ScriptLine, ...]) -> list[Finding]:
+    """Return what is said on a node whose job's script has these lines."""
+    facts = replace(machine(environ), script_lines=lines)
+    settings = load(environ, ["bash", "run.sh"]).settings
+    return [*job_script(CheckedNode(facts, settings, resolve(environ, settings, facts)))]
 
 
 def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
     """What would end the run is found by its line; sglang's processes are none of ours."""
-    assert found(tmp_path, SLIME) == [5, 6, 7, 11]
-    assert found(tmp_path, SLIME, with_ray=False) == [7]
-    lines = script_lines(["bash", str(tmp_path / "run.sh")], with_ray=True)
+    lines = lines_of(tmp_path, SLIME)
+    assert [line.number for line in lines] == [5, 6, 7, 11]
     assert all(line.is_sure for line in lines)  # the comment's `for` opens no loop
+    assert found(tmp_path, SLIME, with_ray=False) == [7]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +167,7 @@ def test_what_does_not(tmp_path: Path, line: str) -> None:
 )
 def test_a_line_that_may_not_be_reached_is_not_sure(tmp_path: Path, text: str, sure: bool) -> None:  # noqa: FBT001
     """Below a condition, in a loop or a function it is a warning."""
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    (line,) = script_lines(["bash", str(script)], with_ray=True)
+    (line,) = lines_of(tmp_path, text)
     assert line.is_sure is sure
 
 
@@ -168,14 +181,8 @@ def test_python(tmp_path: Path) -> None:
         '    subprocess.run(["pkill", "-9", "python"], check=False)\n'
         "    execute(f\"{'' if x else 'ray stop --force; '}sleep {n}\")\n"
     )
-    script = tmp_path / "run.py"
-    script.write_text(text)
-    lines = script_lines(["python3", "-u", str(script)], with_ray=True)
-    assert [(line.number, line.is_sure) for line in lines] == [
-        (3, True),
-        (5, False),
-        (6, False),
-    ]
+    lines = lines_of(tmp_path, text, "run.py")
+    assert [(line.number, line.is_sure) for line in lines] == [(3, True), (5, False), (6, False)]
 
 
 @pytest.mark.parametrize(
@@ -251,15 +258,15 @@ def test_the_command_itself(tmp_path: Path) -> None:
     assert script_lines(["bash", str(tmp_path / "data.sh")], with_ray=True) == ()
 
 
+BY_NODE = {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9", "AGENT_LAUNCHER": "node"}
+
+
 @pytest.mark.parametrize(
     ("environ", "levels"),
     [
         ({}, [Level.FAIL, Level.WARN]),
         ({"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9"}, []),
-        (
-            {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9", "AGENT_LAUNCHER": "node"},
-            [Level.FAIL, Level.WARN],
-        ),
+        (BY_NODE, [Level.FAIL, Level.WARN]),
     ],
 )
 def test_where_it_is_refused(environ: dict[str, str], levels: list[Level]) -> None:
@@ -268,12 +275,9 @@ def test_where_it_is_refused(environ: dict[str, str], levels: list[Level]) -> No
         ScriptLine("run.sh", 7, "pkill -9 python", "kill", is_sure=True),
         ScriptLine("run.sh", 9, "ray stop", "stop", is_sure=False),
     )
-    facts = replace(machine(environ), script_lines=lines)
-    settings = load(environ, ["bash", "run.sh"]).settings
-    node = CheckedNode(facts, settings, resolve(environ, settings, facts))
-    findings = list(job_script(node))
-    assert [one.level for one in findings] == levels
-    for one in findings[:1]:
+    said = findings(environ, lines)
+    assert [one.level for one in said] == levels
+    for one in said[:1]:
         assert one.what == "run.sh, line 7: `pkill -9 python` would end the agent or its Ray"
         assert "# pod-agent: ignore" in one.remedy
 
@@ -289,12 +293,7 @@ def test_where_it_is_refused(environ: dict[str, str], levels: list[Level]) -> No
 )
 def test_each_line_has_its_remedy(tmp_path: Path, text: str, instead: str) -> None:
     """A finding names what to write instead."""
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    lines = script_lines(["bash", str(script)], with_ray=True)
-    facts = replace(machine({}), script_lines=lines)
-    settings = load({}, ["bash", "run.sh"]).settings
-    (finding,) = job_script(CheckedNode(facts, settings, resolve({}, settings, facts)))
+    (finding,) = findings({}, lines_of(tmp_path, text))
     assert finding.level is Level.FAIL
     assert f"line 1: `{text}`" in finding.what
     assert instead in finding.remedy
@@ -304,21 +303,8 @@ def test_each_line_has_its_remedy(tmp_path: Path, text: str, instead: str) -> No
     "fragment",
     [
         *("pkill ", "pkill -9 ", "a=1 ", ";a=", "'", '"', '\\"', "$'", "<<E\n", "<<'E", "\\\n"),
-        *(
-            "if ",
-            "{ ",
-            "&& ",
-            "(",
-            " python",
-            "python.",
-            ".*",
-            "ray::",
-            "/",
-            " \t",
-            "-P ",
-            "source ",
-        ),
-        *("$(", "function a {", "# ", "fi\n", "x.sh/", "ray job "),
+        *("if ", "{ ", "&& ", "(", " python", "python.", ".*", "ray::", "/", " \t", "-P "),
+        *("source ", "$(", "function a {", "# ", "fi\n", "x.sh/", "ray job "),
     ],
 )
 def test_repeated_fragments_take_linear_time(fragment: str) -> None:

@@ -1,4 +1,4 @@
-"""What nodes compare, read from trees that look like a machine's."""
+"""What nodes compare, read from trees that look like a machine's; and what makes their kind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent import __version__
-from agent.node.facts import compared_variables
+from agent.node.facts import Framework, NodeVersions, compared_variables
+from agent.node.node_kind import NodeKind, cpu_flags, read_kind
 from agent.node.python_facts import installed
 from agent.node.read import gather, gpu_models
 from agent.settings.jobs import FRAMEWORKS
@@ -36,6 +38,9 @@ def site(folder: Path, *names: str, torch: str = "") -> str:
     return str(folder)
 
 
+V2_6 = "torch-2.6.0.dist-info"
+
+
 @pytest.mark.parametrize(
     ("names", "torch", "expected"),
     [
@@ -43,17 +48,9 @@ def site(folder: Path, *names: str, torch: str = "") -> str:
         (("verl-0.5.0.dist-info", "verl", "numpy-2.0.dist-info"), "", {"verl": "0.5.0"}),
         (("flash_attn-2.7.4.dist-info",), "", {"flash-attn": "2.7.4"}),
         (("nvidia_nccl_cu12-2.21.5.dist-info",), "", {"NCCL": "2.21.5"}),
-        (
-            ("torch-2.6.0.dist-info",),
-            CUDA_TORCH,
-            {"torch": "2.6.0+cu124", "CUDA of torch": "12.4"},
-        ),
-        (
-            ("torch-2.6.0.dist-info",),
-            ROCM_TORCH,
-            {"torch": "2.6.0", "CUDA of torch": "ROCm 6.2.41134"},
-        ),
-        (("torch-2.6.0.dist-info",), "", {"torch": "2.6.0"}),
+        ((V2_6,), CUDA_TORCH, {"torch": "2.6.0+cu124", "CUDA of torch": "12.4"}),
+        ((V2_6,), ROCM_TORCH, {"torch": "2.6.0", "CUDA of torch": "ROCm 6.2.41134"}),
+        ((V2_6,), "", {"torch": "2.6.0"}),
     ],
 )
 def test_libraries(
@@ -101,14 +98,77 @@ def test_amds_models(tmp_path: Path) -> None:
 
 
 def test_the_versions_of_a_node() -> None:
-    """Only what nodes compare is picked from the environment, and no long text of it."""
+    """What nodes compare, and no long text; of a proxy, which may have a password, its presence."""
     environ = {
         "NCCL_DEBUG": "INFO",
         "GLOO_TIMEOUT": "e" * 1000,
         "DEBUG_RAY": "1",
+        "HTTPS_PROXY": "http://me:hunter2@proxy:3128",
+        "http_proxy": "",
+        "RAY_ADDRESS": "10.0.0.9:6379",
         "WANDB_API_KEY": "secret",
     }
     found = gather({}, MACHINE.ray, environ, None, is_first_process=False, temp="/tmp")
     assert found.node_versions.agent == __version__
-    picked = {"DEBUG_RAY": "1", "GLOO_TIMEOUT": "e" * 200, "NCCL_DEBUG": "INFO"}
-    assert compared_variables(environ) == picked
+    assert compared_variables(environ) == {
+        "NCCL_DEBUG": "INFO",
+        "GLOO_TIMEOUT": "e" * 200,
+        "DEBUG_RAY": "1",
+        "HTTPS_PROXY": "set",
+        "RAY_ADDRESS": "10.0.0.9:6379",
+    }
+
+
+# --- the kind of a node -----------------------------------------------------------------------
+
+KIND = NodeKind("H100", "570.1", "x86_64", "ab", "glibc 2.36", "3.11.7", {"torch": "2.8.0"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"gpu": "H200"}, {"driver": "580.2"}, {"machine": "aarch64"}, {"cpu_flags": "cd"}),
+        *({"libc": "glibc 2.31"}, {"python": "3.12.1"}, {"versions": {"torch": "2.9.0"}}),
+        {"versions": {"torch": "2.8.0", "vllm": "0.11.0"}},
+    ],
+)
+def test_what_changes_the_kind(change: dict[str, object]) -> None:
+    """Each part does; the node's path depends on the software alone."""
+    other = replace(KIND, **change)
+    assert other.digest != KIND.digest
+    is_software = bool(change.keys() & {"python", "versions"})
+    assert (other.software != KIND.software) == is_software
+
+
+def test_it_is_read_of_the_jobs_python() -> None:
+    """Versions of torch, CUDA, engines, Triton and the framework count; other libraries do not."""
+    libraries = {"torch": "2.8.0", "CUDA of torch": "12.8", "vllm": "0.11.0", "deepspeed": "1"}
+    python = replace(MACHINE.ray, libraries=libraries, packages={"triton": "3.4.0", "numpy": "2"})
+    facts = replace(
+        MACHINE,
+        framework=Framework("verl", "/x", "0.6.0"),
+        node_versions=NodeVersions(gpu_models=("NVIDIA H100 80GB HBM3",)),
+    )
+    kind = read_kind(facts, python)
+    assert kind.versions == {
+        "torch": "2.8.0",
+        "CUDA of torch": "12.8",
+        "vllm": "0.11.0",
+        "triton": "3.4.0",
+        "verl": "0.6.0",
+    }
+    assert kind.sentence().startswith("NVIDIA H100 80GB HBM3, driver unknown, ")
+    assert read_kind(facts, python).digest == kind.digest
+    assert "torch 2.8.0" in kind.sentence()
+    bare = read_kind(MACHINE, MACHINE.ray)
+    assert bare.sentence().endswith("Python 3.11.7, torch unknown")
+
+
+def test_features_of_cpus(tmp_path: Path) -> None:
+    """Their order does not matter; a machine without the file has none."""
+    first = tmp_path / "first"
+    first.write_text("processor : 0\nflags\t\t: avx sse\n\nflags\t: other\n")
+    second = tmp_path / "second"
+    second.write_text("Features\t: sse avx\n")
+    assert cpu_flags(first) == cpu_flags(second) != ""
+    assert cpu_flags(tmp_path / "none") == ""

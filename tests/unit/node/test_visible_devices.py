@@ -88,9 +88,7 @@ def test_the_seeds_environment() -> None:
         (("kfd",), "", 0),
     ],
 )
-def test_whosegpus_of_they_are(
-    tmp_path: Path, files: tuple[str, ...], maker: str, count: int
-) -> None:
+def test_whose_they_are(tmp_path: Path, files: tuple[str, ...], maker: str, count: int) -> None:
     """Device files tell; a display card alone is no GPU to train on."""
     (tmp_path / "dri").mkdir()
     for name in files:

@@ -1,7 +1,8 @@
-"""The Python that has Ray: our own, the one recorded by the image, or that of `ray` on PATH."""
+"""What the job finds: its framework, and the Python that has Ray."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,12 +11,115 @@ import pytest
 from msgspec.structs import asdict
 
 from agent.base.text import own_command
+from agent.frameworks import framework_named
 from agent.node import read
-from agent.node.facts import RayPython
+from agent.node.facts import Framework, RayPython
 from agent.node.python_facts import of_command
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def package(folder: Path, name: str, metadata: str = "") -> Path:
+    """Make a package that must not be imported, and the metadata of its installation."""
+    place = folder / name
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("raise SystemExit('imported')")
+    if metadata:
+        (folder / metadata).mkdir()
+        (folder / metadata / "METADATA").write_text("Name: x\n")
+    return place
+
+
+def version_file(folder: Path, path: str, text: str) -> None:
+    """Leave a checkout's own version."""
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text)
+
+
+def find(framework: str, python: str, folder: str) -> Framework:
+    """Find a framework by what its module knows about its package."""
+    package = framework_named(framework).package
+    assert package is not None
+    return read.find_framework(package, python, folder)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a folder on this Python's path, as site-packages is."""
+    found = tmp_path / "site"
+    found.mkdir()
+    monkeypatch.syspath_prepend(str(found))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "version"),
+    [
+        ("verl", "verl-0.9.1.dist-info", "0.9.1"),
+        ("openrlhf", "OpenRLHF-0.11.2.dist-info", "0.11.2"),
+        ("trl", "trl-1.16.0.dist-info", "1.16.0"),
+        ("verl", "verl-0.6.1-py3.11.egg-info", "0.6.1"),
+        ("verl", "verl_tools-2.0.dist-info", ""),
+    ],
+)
+def test_an_installed_one(site: Path, tmp_path: Path, name: str, folder: str, version: str) -> None:
+    """The version stands in the name of its metadata's folder; nothing is imported."""
+    package(site, name, folder)
+    assert find(name, sys.executable, str(tmp_path)) == Framework(name, str(site), version)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("verl", "verl/version/version"), ("openrlhf", "version.txt"), ("trl", "VERSION")],
+)
+def test_a_checkout_in_which_the_job_starts(
+    site: Path, tmp_path: Path, name: str, file: str
+) -> None:
+    """The current folder comes first, as for `python -m`; its version file counts."""
+    package(site, name, f"{name}-9.9.9.dist-info")
+    checkout = tmp_path / "checkout"
+    package(checkout, name)
+    version_file(checkout, file, "0.8.0.dev0\n")
+    assert find(name, sys.executable, str(checkout)) == Framework(name, str(checkout), "0.8.0.dev0")
+
+
+def test_an_editable_install(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout's version file counts, since its metadata may be outdated."""
+    checkout = tmp_path / "checkout"
+    package(checkout, "verl")
+    package(site, "other", "verl-0.7.0.dist-info")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(checkout)])  # as its .pth file has Python do
+    assert find("verl", sys.executable, "/nowhere").version == "0.7.0"
+    version_file(checkout, "verl/version/version", "0.7.1")
+    assert find("verl", sys.executable, "/nowhere") == Framework("verl", str(checkout), "0.7.1")
+
+
+def test_forks_are_distinguished_from_their_origins(site: Path) -> None:
+    """OpenRLHF-M and Search-R1 share their packages' names with OpenRLHF and verl."""
+    place = package(site, "openrlhf")
+    package(site, "verl")
+    for fork in ("openrlhf-m", "search-r1"):
+        assert find(fork, sys.executable, "/nowhere") == Framework(fork)
+    (place / "models" / "remote_rm").mkdir(parents=True)
+    (site / "search_r1").mkdir()
+    for fork in ("openrlhf-m", "search-r1"):
+        assert find(fork, sys.executable, "/nowhere") == Framework(fork, str(site))
+
+
+def test_a_framework_in_another_python(tmp_path: Path) -> None:
+    """A Python without the agent's libraries reports its framework; one that is none has none."""
+    place = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    python = str(place / "bin" / "python")
+    for other in (python, sys.executable, "/nowhere/python"):
+        assert find("verl", other, str(tmp_path)) == Framework("verl")
+    packages = place / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    package(packages, "verl", "verl-0.9.1.dist-info")
+    assert find("verl", python, os.curdir) == Framework("verl", str(packages), "0.9.1")
+
+
+# --- the Python that has Ray ------------------------------------------------------------------
 
 WITHOUT = {"PATH": "/nowhere"}
 
