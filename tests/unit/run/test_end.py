@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,7 +16,7 @@ from agent.decisions.shared import StopAsked, Tick
 from agent.processes import parent
 from agent.record.node_record import own_record
 from agent.run import holding
-from agent.run.end import end_given_up, end_role, end_run
+from agent.run.end import bug, end_given_up, end_role, end_run
 from agent.run.restarts import QUICK_RESTARTS, Container, Restarts, container_of, hold_by_setting
 from agent.settings.load import settings_for_end
 from support.node_runs import node_run_with
@@ -37,6 +36,7 @@ def restarts_in(root: Path, *, holds: bool) -> Restarts:
     return Restarts(root, "pod", "digest", is_on=True, holds=holds, longest=600.0)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("outcome", "on_done", "quick_restarts", "is_held"),
     [
@@ -47,13 +47,8 @@ def restarts_in(root: Path, *, holds: bool) -> Restarts:
         (LOST, "exit", QUICK_RESTARTS, False),
     ],
 )
-def test_which_ends_hold_the_container(
-    tmp_path: Path,
-    outcome: Outcome,
-    on_done: str,
-    quick_restarts: int,
-    *,
-    is_held: bool,
+async def test_which_ends_hold_the_container(
+    tmp_path: Path, outcome: Outcome, on_done: str, quick_restarts: int, *, is_held: bool
 ) -> None:
     """A verdict does, and an end that restarts only repeat; the outcome names the bundle."""
     for _ in range(quick_restarts):
@@ -73,13 +68,13 @@ def test_which_ends_hold_the_container(
         steps.append(("held", held.remedy))
 
     container = Container(settings_for_end({}), {}, on_done, restarts, hold)
-    ended = anyio.run(partial(end_run, outcome, container, bundle=bundle, record=record))
-    assert ended == hinted
+    assert await end_run(outcome, container, bundle=bundle, record=record) == hinted
     all_steps = [("recorded", hinted.remedy), ("held", hinted.remedy)]
     assert steps == (all_steps if is_held else all_steps[:1])
 
 
-def test_a_role_is_held_until_it_is_asked_to_stop(
+@pytest.mark.anyio
+async def test_a_role_is_held_until_it_is_asked_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """outcome.json is on disk before the pod is reported as held; other events do not end that."""
@@ -96,7 +91,7 @@ def test_a_role_is_held_until_it_is_asked_to_stop(
         await anyio.lowlevel.checkpoint()
         return events.pop(0)
 
-    assert anyio.run(partial(end_role, run, DONE, next_event=next_event)) == DONE
+    assert await end_role(run, DONE, next_event=next_event) == DONE
     assert (events, {*reported}) == ([], {True})
 
 
@@ -115,3 +110,29 @@ def test_an_agent_killed_too_often_leaves_its_outcome(tmp_path: Path) -> None:
     outcome = end_given_up(plan, container, "SIGKILL", 4)
     written = json.loads((folder / "outcome.json").read_text())
     assert (written["exit_code"], written["reason"]) == (outcome.exit_code, outcome.reason)
+
+
+async def _in_task_groups(failure: Exception) -> None:
+    async def fail() -> None:
+        raise failure
+
+    async with anyio.create_task_group() as outer, anyio.create_task_group() as inner:
+        outer.start_soon(anyio.sleep_forever)
+        inner.start_soon(fail)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (KeyError("epoch"), "KeyError: 'epoch'"),
+        (ValueError("first line\nsecond line"), "ValueError: first line"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_bug_is_reported_with_its_own_exception(failure: Exception, words: str) -> None:
+    """A task group wraps the exceptions of its tasks."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - anything may be a bug
+        anyio.run(_in_task_groups, failure)
+    for one in (failure, caught.value):
+        end = bug(one)
+        assert (end.exit_code, end.reason) == (70, f"a bug in the agent: {words}")

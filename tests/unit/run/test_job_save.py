@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import psutil
 import pytest
 
-from agent.decisions.shared import SAVE, ItemsReported, JobWant, Step
-from agent.processes.waiting import NotYet, until
+from agent.decisions.shared import SAVE, JobWant, Step
 from agent.record.run_folder import RunFolder
 from agent.run.effects import REAL
-from agent.run.executor import Executor
 from agent.run.head_job import save_job
 from agent.settings.redact import redactor_for
+from support.executing import executing
 from support.node_runs import made_run
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.decisions.shared import ItemReport, Want
-    from agent.run.executor import OnProgress
+    from agent.decisions.shared import ItemReport
     from agent.run.node_run import NodeRun
+
 
 HANDLES = """
 import pathlib, signal, sys
@@ -39,6 +39,14 @@ while True:
     signal.pause()
 """
 IGNORES = "import time; print('there', flush=True); time.sleep(1000)"
+
+
+async def save_once(run: NodeRun) -> list[ItemReport]:
+    """Have a job save; return what is reported."""
+    async with executing({SAVE: partial(save_job, run)}.get) as there:
+        there.executor.apply({SAVE: JobWant(1, id="run-1")})
+        await there.until(lambda item: not item.is_running)
+    return [one.items[-1] for one in there.sent]
 
 
 @pytest.mark.parametrize(
@@ -64,39 +72,17 @@ def test_a_job_saves_where_it_handles_the_signal(
     plan = plan_of(environ, command=["sh", "-c", "train {checkpoints}"])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     argv = [sys.executable, "-c", program or IGNORES, str(checkpoints)]
-    items: list[ItemReport] = []
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
         drivers = {"run-1": psutil.Process(job.pid)} if program else {}
         processes = REAL.processes._replace(find_driver=drivers.get)
         effects = REAL._replace(processes=processes)
-        folder = RunFolder(tmp_path, "run-1", "node-a")
-        run = made_run(plan, redactor, folder, 0.0, "run-1", effects=effects)
+        run = made_run(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), effects=effects)
         try:
-            anyio.run(save_once, run, items)
+            items = anyio.run(save_once, run)
         finally:
             run.close()
             job.kill()
-
-    assert (items[-1].step, items[-1].is_running) == (step, False)
+    assert items[-1].step is step
     assert evidence in " ".join(item.evidence for item in items)
-
-
-async def save_once(run: NodeRun, items: list[ItemReport]) -> None:
-    """Have a job save, and collect what is reported."""
-
-    async def save(name: str, want: Want, progress: OnProgress) -> str:
-        return await save_job(run, name, want, progress)
-
-    def take(event: ItemsReported) -> None:
-        items.append(event.items[-1])
-
-    async def is_over() -> bool | NotYet:
-        return NotYet() if items[-1].is_running else True
-
-    with anyio.fail_after(30):
-        async with anyio.create_task_group() as tasks:
-            executor = Executor(tasks, {SAVE: save}.get, take)
-            executor.apply({SAVE: JobWant(1, id="run-1")})
-            await until(is_over, None)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.anyio
+
+
 class Head:
     """A head's agent, as far as it keeps steps."""
 
@@ -46,16 +49,37 @@ class Head:
             self.lines.write(b"step %d/90 mean reward 0.5\n" % step, lambda _: False)
         await self.keeper.look()
 
+    @property
+    def progress(self) -> Progress:
+        """The job's progress as this head knows it."""
+        assert self.lines.progress is not None
+        return self.lines.progress
+
     def end(self) -> None:
         """End, with everything on disk."""
         self.keeper.close()
         self.run.close()
 
 
-def test_steps_that_were_not_read_are_not_missing(tmp_path: Path) -> None:
+async def worked(root: Path, node: str, attempt: int, *steps: int) -> None:
+    """Have a head work, and end."""
+    head = Head(root, node)
+    await head.work(attempt, *steps)
+    head.end()
+
+
+async def restored(root: Path, node: str) -> Head:
+    """Return what the next head on a node goes on with."""
+    head = Head(root, node)
+    await head.keeper.restore()
+    head.end()
+    return head
+
+
+async def test_steps_that_were_not_read_are_not_missing(tmp_path: Path) -> None:
     """A job may print faster than its lines are read: its last step is not known then."""
     head = Head(tmp_path, "pod0")
-    anyio.run(head.work, 1, 1, 2, 3)
+    await head.work(1, 1, 2, 3)
     success = ends.JOB_SUCCEEDED.outcome(before="")
     assert head.keeper.warn_of_few(success, 1, "") == success
     head.lines.close()
@@ -64,57 +88,42 @@ def test_steps_that_were_not_read_are_not_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second", ["pod0", "pod7"])
-def test_the_next_head_goes_on_with_the_steps(tmp_path: Path, second: str) -> None:
+async def test_the_next_head_goes_on_with_the_steps(tmp_path: Path, second: str) -> None:
     """On the same node or another one; its own file then has everything."""
-    first = Head(tmp_path, "pod0")
-    anyio.run(first.work, 1, 1, 2, 3)
-    first.end()
-    again = Head(tmp_path, second)
-    anyio.run(again.work, 2, 3, 4)
-    again.end()
+    await worked(tmp_path, "pod0", 1, 1, 2, 3)
+    await worked(tmp_path, second, 2, 3, 4)
     if second != "pod0":
         (tmp_path / "run-1" / "pod0" / SERIES_FILE).unlink()
-    third = Head(tmp_path, second)
-    anyio.run(third.keeper.restore)
-    known = third.lines.progress
-    assert known is not None
+    third = await restored(tmp_path, second)
+    known = third.progress
     assert (known.attempt, known.first, known.last, known.of) == (2, 3, 4, 90)
-    keys = third.lines.series().keys
-    assert keys["reward"].steps == [1, 2, 3, 4]
-    third.end()
+    assert third.lines.series().keys["reward"].steps == [1, 2, 3, 4]
 
 
-def test_a_node_that_is_the_head_again_goes_on_with_the_newest_steps(tmp_path: Path) -> None:
+async def test_a_node_that_is_the_head_again_goes_on_with_the_newest_steps(tmp_path: Path) -> None:
     """Its own file ends where it was the head before: the other head's goes further."""
-    for node, attempt, step in (("pod1", 1, 1), ("pod2", 2, 2), ("pod1", 3, 3), ("pod2", 4, 4)):
-        head = Head(tmp_path, node)
-        anyio.run(head.work, attempt, step)
-        head.end()
-    last = Head(tmp_path, "pod1")
-    anyio.run(last.keeper.restore)
-    keys = last.lines.series().keys
-    assert keys["reward"].steps == [1, 2, 3, 4]
-    assert last.lines.progress is not None
-    assert last.lines.progress.attempt == 4
-    last.end()
+    for node, attempt in (("pod1", 1), ("pod2", 2), ("pod1", 3), ("pod2", 4)):
+        await worked(tmp_path, node, attempt, attempt)
+    last = await restored(tmp_path, "pod1")
+    assert last.lines.series().keys["reward"].steps == [1, 2, 3, 4]
+    assert last.progress.attempt == 4
 
 
-def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
+async def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
     """An attempt begins without what a former one of that number has left."""
     head = Head(tmp_path, "pod0")
     path = progress_path(head.run.folder, 1)
     write_atomically(path, json.dumps({"step": 80}) + "\n")
-    anyio.run(head.work, 1)
+    await head.work(1)
     assert ProgressStatus.of_job(head.lines, str, is_running=True) is None
     write_atomically(path, json.dumps({"step": 3, "of": 9, "reward": 0.25}) + "\n")
-    anyio.run(head.keeper.look)
-    known = head.lines.progress
-    assert known is not None
+    await head.keeper.look()
+    known = head.progress
     assert (known.last, known.of, head.lines.newest()) == (3, 9, {"reward": 0.25})
     head.end()
 
 
-def test_a_long_series_moves_to_another_node(tmp_path: Path) -> None:
+async def test_a_long_series_moves_to_another_node(tmp_path: Path) -> None:
     """The line with everything is longer than what is queued for a disk."""
     series = Series()
     steps = [*range(1, 1_200)]
@@ -129,20 +138,20 @@ def test_a_long_series_moves_to_another_node(tmp_path: Path) -> None:
     write_atomically(former, text)
 
     second = Head(tmp_path, "pod7")
-    anyio.run(second.work, 2)
+    await second.work(2)
     second.lines.write(b"step 1200/5000 mean reward 0.5\n", lambda _: False)
-    anyio.run(second.keeper.look)
+    await second.keeper.look()
     second.end()
     former.unlink()
-    third = Head(tmp_path, "pod7")
-    anyio.run(third.keeper.restore)
+    third = await restored(tmp_path, "pod7")
     keys = third.lines.series().keys
     assert keys["m0"].steps == steps
     assert keys["reward"].steps == [1_200]
-    third.end()
 
 
-def test_a_frozen_disk_holds_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_disk_holds_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No further read begins while one hangs; what it returns at last counts once."""
     monkeypatch.setattr(times, "STALLED_DISK", 0.05)
     answers = threading.Event()
@@ -157,22 +166,17 @@ def test_a_frozen_disk_holds_one_thread(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ProgressFile, "read_lines", frozen)
     head = Head(tmp_path, "pod0")
     text = json.dumps({"step": 3, "of": 9}) + "\n"
-
-    async def work() -> None:
-        await head.keeper.begin(1)
-        write_atomically(progress_path(head.run.folder, 1), text)
-        for _ in range(5):
+    await head.keeper.begin(1)
+    write_atomically(progress_path(head.run.folder, 1), text)
+    for _ in range(5):
+        await head.keeper.look()
+    assert calls == [0]
+    answers.set()
+    with anyio.fail_after(10):
+        while len(calls) < 3:
             await head.keeper.look()
-        assert calls == [0]
-        answers.set()
-        with anyio.fail_after(10):
-            while len(calls) < 3:
-                await head.keeper.look()
-
-    anyio.run(work)
     assert calls[:3] == [0, len(text), len(text)]
-    assert head.lines.progress is not None
-    assert head.lines.progress.last == 3
+    assert head.progress.last == 3
     head.end()
 
 

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from agent.decisions.durable import Durable
 from agent.decisions.head.head_decide import first_state
-from agent.decisions.shared import RAY, ItemReport, ItemsReported, Step, Want
+from agent.decisions.shared import RAY, ItemReport, Step, Want
 from agent.job.services import Placeholders
 from agent.platforms.rank_variables import GivenRay
 from agent.processes.process import Child
-from agent.processes.waiting import NotYet, until
 from agent.run import local_ray
-from agent.run.executor import Executor
+from agent.run.effects import Effects, Processes
 from agent.run.local_ray import HeadRay, WatchedRay
+from agent.run.node_run import kill_leftovers
+from support.conditions import is_so
+from support.executing import executing
 from support.heads import goal
 from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from agent.bridge.link import RayLink
+    from support.executing import Executing
 
-ENDS = "read _; exit 3"
+pytestmark = pytest.mark.anyio
 TOUGH = "trap '' TERM; echo up; while :; do sleep 0.05; done"
 KILLED = "the kernel killed raylet"
 
@@ -42,7 +47,6 @@ class Machine:
         self.doubt: Callable[[str, bool], None] = lambda _evidence, _beside_job: None
         self.started: list[Child] = []
         self.restarts: list[int] = []
-        self.sent: list[ItemReport] = []
         self.state = first_state(goal(), Durable("run"))
         self.waits_for_gpus = 0
         real = self.run.effects
@@ -80,164 +84,138 @@ class Machine:
         """Note that the memory of the GPUs is waited for."""
         self.waits_for_gpus += 1
 
-    def take(self, event: ItemsReported) -> None:
-        """Take a report."""
-        self.sent += event.items
+    @asynccontextmanager
+    async def play(
+        self, early: str = "sleep 1000", given: GivenRay | None = None
+    ) -> AsyncIterator[Executing]:
+        """Want a Ray, which this script is, or that is given; none is left at the end."""
+        place = Placeholders("127.0.0.1", "127.0.0.1")
+        child = await self.start(early)
+        link = cast("RayLink", self)
+        ray: HeadRay | WatchedRay = HeadRay(
+            self.run, child, link, lambda: place, {}, lambda: self.state
+        )
+        if given is not None:
+            ray = WatchedRay(self.run, given)
+        async with executing({RAY: ray.run}.get, {RAY: ray.clear}.get) as there:
+            there.executor.apply({RAY: Want()})
+            yield there
+        await child.stop(0.0)
+        assert not any(one.running for one in self.started)
+        self.run.close()
 
-    async def until(self, holds: Callable[[ItemReport], bool]) -> None:
-        """Wait until the last report is so."""
 
-        async def look() -> bool | NotYet:
-            return True if self.sent and holds(self.sent[-1]) else NotYet()
-
-        await until(look, 20.0, longest=0.05)
-
-
-@pytest.fixture(name="play")
-def _play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a machine whose start of a Ray is that of a script."""
     machine = Machine(tmp_path)
     monkeypatch.setattr(local_ray, "start_ray", lambda *_: machine.start())
     monkeypatch.setattr(local_ray, "_LEFTOVERS_KILLED", 0.2)
     monkeypatch.setattr(machine.run.memory, "recent", lambda: KILLED)
     monkeypatch.setattr(machine.run.gpu_memory, "await_free", machine.await_gpus)
-
-    async def scenario(
-        tell: Callable[[Machine, Executor], Awaitable[None]], early: str, given: GivenRay | None
-    ) -> None:
-        link = cast("RayLink", machine)
-        place = Placeholders("127.0.0.1", "127.0.0.1")
-        with anyio.fail_after(30):
-            child = await machine.start(early)
-            ray: HeadRay | WatchedRay = HeadRay(
-                machine.run, child, link, lambda: place, {}, lambda: machine.state
-            )
-            if given is not None:
-                ray = WatchedRay(machine.run, given)
-            async with anyio.create_task_group() as tasks:
-                executor = Executor(tasks, {RAY: ray.run}.get, machine.take, {RAY: ray.clear}.get)
-                executor.apply({RAY: Want()})
-                await tell(machine, executor)
-                await executor.close()
-            await child.stop(0.0)
-        assert not any(one.running for one in machine.started)
-        machine.run.close()
-
-    def play(
-        tell: Callable[[Machine, Executor], Awaitable[None]],
-        early: str = "sleep 1000",
-        given: GivenRay | None = None,
-    ) -> Machine:
-        anyio.run(scenario, tell, early, given)
-        return machine
-
-    return play
+    return machine
 
 
-def test_the_ray_that_runs_already_is_the_first_generation(play: Callable[..., Machine]) -> None:
+async def test_the_ray_that_runs_already_is_the_first_generation(machine: Machine) -> None:
     """It was started before any decision; it is ready once its port is open."""
-
-    async def tell(machine: Machine, _executor: Executor) -> None:
-        await machine.until(lambda item: item.evidence == "connection refused")
+    async with machine.play() as there:
+        await there.until(lambda item: item.evidence == "connection refused")
         machine.is_open = True
-        await machine.until(lambda item: item.step is Step.READY)
-
-    machine = play(tell)
+        await there.until(lambda item: item.step is Step.READY)
     assert len(machine.started) == 1
     assert machine.restarts == []
-    assert machine.sent[:3] == [
-        ItemReport(RAY, Step.PENDING, is_running=True),
-        ItemReport(RAY, Step.PENDING, "connection refused", is_running=True),
-        ItemReport(RAY, Step.READY, is_running=True),
+    assert [one.items for one in there.sent[:3]] == [
+        (ItemReport(RAY, Step.PENDING, is_running=True),),
+        (ItemReport(RAY, Step.PENDING, "connection refused", is_running=True),),
+        (ItemReport(RAY, Step.READY, is_running=True),),
     ]
 
 
-def test_its_end_is_known_at_once_and_the_next_starts_once_nothing_is_left(
-    play: Callable[..., Machine],
+async def test_its_end_is_known_at_once_and_the_next_starts_once_nothing_is_left(
+    machine: Machine,
 ) -> None:
     """With the exit code and what the kernel did; what resists is named."""
-
-    async def tell(machine: Machine, executor: Executor) -> None:
+    async with machine.play("echo no memory; exit 3") as there:
         machine.leaves = ["python (pid 7)"]
-        await machine.until(lambda item: item.step is Step.LOST)
-        executor.apply({RAY: Want(2)})
-        await machine.until(lambda item: item.doubt != "")
+        await there.until(lambda item: item.step is Step.LOST)
+        there.executor.apply({RAY: Want(2)})
+        await there.until(lambda item: item.doubt != "")
         assert len(machine.started) == 1
         machine.leaves = []
-        await machine.until(lambda item: item.generation == 2)
-        await machine.until(lambda item: item.evidence == "connection refused")
-
-    machine = play(tell, "echo no memory; exit 3")
-    lost = next(item for item in machine.sent if item.step is Step.LOST)
+        await there.until(lambda item: item.generation == 2)
+        await there.until(lambda item: item.evidence == "connection refused")
+    items = [one.items[0] for one in there.sent]
+    lost = next(item for item in items if item.step is Step.LOST)
     assert (lost.evidence, lost.output) == ("`ray start` ended, exit code 3", "no memory")
     assert (lost.memory, lost.is_running) == (KILLED, True)
-    (doubt,) = {item.doubt for item in machine.sent} - {""}
+    (doubt,) = {item.doubt for item in items} - {""}
     assert doubt == "python (pid 7) cannot be ended"
     assert len(machine.started) == 2
     assert machine.restarts == [2]
 
 
 @pytest.mark.parametrize("had_job", [False, True])
-def test_the_gpus_are_waited_for_after_an_attempt(
-    play: Callable[..., Machine], *, had_job: bool
-) -> None:
+async def test_the_gpus_are_waited_for_after_an_attempt(machine: Machine, *, had_job: bool) -> None:
     """In the boot other programs may use them, such as a prepare step: Ray starts again at once."""
-
-    async def tell(machine: Machine, executor: Executor) -> None:
+    async with machine.play("exit 3") as there:
         if had_job:
             machine.state = machine.state.with_attempt(submitted=1.0)
-        await machine.until(lambda item: item.step is Step.LOST)
-        executor.apply({RAY: Want(2)})
-        await machine.until(lambda item: item.generation == 2)
-
-    machine = play(tell, "exit 3")
+        await there.until(lambda item: item.step is Step.LOST)
+        there.executor.apply({RAY: Want(2)})
+        await there.until(lambda item: item.generation == 2)
     assert machine.waits_for_gpus == had_job
 
 
 @pytest.mark.parametrize(("hangs", "longest"), [(True, 1.0), (False, 20.0)])
-def test_one_that_hangs_has_no_time_to_end(
-    play: Callable[..., Machine], *, hangs: bool, longest: float
+async def test_one_that_hangs_has_no_time_to_end(
+    machine: Machine, *, hangs: bool, longest: float
 ) -> None:
     """A stopped process does not handle SIGTERM; else Ray ends within its budget."""
-    took = 0.0
-
-    async def tell(machine: Machine, executor: Executor) -> None:
-        nonlocal took
-        await machine.until(lambda item: item.evidence == "connection refused")
-        await until_up(machine.started[0])
+    async with machine.play(TOUGH) as there:
+        await there.until(lambda item: item.evidence == "connection refused")
+        await is_so(lambda: "up" in machine.started[0].tail())  # its trap is set
         if hangs:
             machine.doubt("its dashboard (pid 7) is stopped", True)  # noqa: FBT003 - as it is emitted
-            await machine.until(lambda item: item.beside_job)
-            assert machine.sent[-1].evidence == "connection refused"
+            await there.until(lambda item: item.beside_job)
+            assert there.item.evidence == "connection refused"
         began = anyio.current_time()
-        executor.apply({RAY: Want(2)})
-        await machine.until(lambda item: item.generation == 2)
+        there.executor.apply({RAY: Want(2)})
+        await there.until(lambda item: item.generation == 2)
         took = anyio.current_time() - began
-
-    machine = play(tell, TOUGH)
     assert machine.restarts == [2]
     assert took < longest
     assert (took >= machine.run.plan.budget.ray) == (not hangs)
 
 
-async def until_up(child: Child) -> None:
-    """Wait until a script has set its trap."""
-
-    async def look() -> bool | NotYet:
-        return True if "up" in child.tail() else NotYet()
-
-    await until(look, 20.0)
-
-
-def test_a_given_ray_is_only_watched(play: Callable[..., Machine]) -> None:
+async def test_a_given_ray_is_only_watched(machine: Machine) -> None:
     """For the next attempt its watch begins anew."""
-
-    async def tell(machine: Machine, executor: Executor) -> None:
+    given = GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265")
+    async with machine.play(given=given) as there:
         machine.is_open = True
-        await machine.until(lambda item: item.step is Step.READY)
-        executor.apply({RAY: Want(2)})
-        await machine.until(lambda item: (item.step, item.generation) == (Step.READY, 2))
+        await there.until(lambda item: item.step is Step.READY)
+        there.executor.apply({RAY: Want(2)})
+        await there.until(lambda item: (item.step, item.generation) == (Step.READY, 2))
         assert machine.started[0].running
-
-    machine = play(tell, given=GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265"))
     assert len(machine.started) == 1
     assert machine.restarts == []
+
+
+# --- what Ray left is ended by threads of the run's own ---------------------------------------
+
+
+def test_leftovers_are_killed_while_all_threads_of_the_pool_hang(tmp_path: Path) -> None:
+    """Else a stalled disk, or many requests for the job's series, would stop the next attempt."""
+    rounds = iter([["ray::IDLE"], []])
+    processes = Processes(kill_leftovers=lambda: next(rounds))
+    run = node_run_with(tmp_path, ())
+    run.effects = Effects(processes=processes)
+
+    async def kill() -> str:
+        pool = anyio.to_thread.current_default_thread_limiter()
+        for number in range(int(pool.total_tokens)):
+            pool.acquire_on_behalf_of_nowait(number)
+        with anyio.fail_after(10):
+            return await kill_leftovers(run, "attempt 1", 5.0)
+
+    assert anyio.run(kill) == ""
+    run.close()

@@ -1,58 +1,38 @@
-"""The outcome of a run: codes, sentences, and how the grace is divided."""
+"""The outcome of a run: codes, sentences, how the grace is divided, and outcome.json."""
 
 from __future__ import annotations
 
 import json
+import os
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import ValidationError, convert, to_builtins
 
 from agent.base import ends
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code, stopped
 from agent.base.errors import PreflightError, Problem, SettingsError, UnavailableError
 from agent.decisions.attempts import JobReport, verdict_of
+from agent.decisions.shared import Shortage
 from agent.plan.plan import stop_budget
-
-OUTCOMES = st.builds(
-    Outcome,
-    st.sampled_from(Kind),
-    st.integers(0, 255),
-    st.text(),
-    st.text(),
-    st.text(),
-    st.text(),
-    st.booleans(),
+from agent.record import node_record, run_folder
+from agent.record.background import DiskAlarm
+from agent.record.files import NoRecord
+from agent.record.node_record import folder_of
+from agent.record.run_folder import (
+    OutageRecord,
+    RunFacts,
+    RunFolder,
+    ShortageRecord,
+    outcome_text,
+    read_outcome,
+    write_outcome,
 )
+from agent.record.run_record import AttemptOutcome
 
-
-@given(OUTCOMES)
-def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
-    """A worker reads the outcome that the head wrote."""
-    assert convert(json.loads(json.dumps(to_builtins(outcome))), Outcome) == outcome
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"kind": "done", "exit_code": 0},
-        {"kind": "done", "exit_code": "0", "reason": ""},
-        {"kind": "fine", "exit_code": 0, "reason": ""},
-        {"kind": "done", "exit_code": None, "reason": ""},
-    ],
-)
-def test_what_is_no_outcome(data: dict[str, object]) -> None:
-    """Anything else is refused with an error that callers expect."""
-    with pytest.raises(ValidationError):
-        convert(data, Outcome)
-
-
-def test_kinds_are_the_contracts() -> None:
-    """The seven kinds, by their names in outcome.json."""
-    names = "done job-failed stopped refused unavailable lost bug"
-    assert [kind.value for kind in Kind] == names.split()
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_last_line() -> None:
@@ -174,3 +154,86 @@ def test_a_settings_error_counts_and_names() -> None:
     a, b = Problem("A", "1", "2"), Problem("B", "x", "y")
     assert SettingsError((a,)).what == "A: got 1; expected 2"
     assert "3 problems in the settings (A, B)" in SettingsError((a, b, b)).sentence()
+
+
+# --- outcome.json -----------------------------------------------------------------------------
+
+
+def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
+    """outcome.json has the fields that the contract names, and no half-written twin beside it."""
+    outcome = Outcome(Kind.LOST, 75, "Ray was lost", "running", "ray", "Run again")
+    contract: dict[str, object] = {
+        "kind": "lost",
+        "exit_code": 75,
+        "phase": "running",
+        "culprit": "ray",
+        "reason": "Ray was lost",
+        "remedy": "Run again",
+        "attempts": [],
+        "outages": [],
+    }
+    assert write_outcome(tmp_path, outcome_text(outcome)) is None
+    data = json.loads((tmp_path / "outcome.json").read_text())
+    assert {field: data.get(field) for field in contract} == contract
+    begin, end = "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z"
+    attempt = AttemptOutcome(1, begin, end, "lost", 75, "out")
+    outage = OutageRecord("reward server", "pod0", begin)
+    write_outcome(tmp_path, outcome_text(outcome, RunFacts([attempt], [outage])))
+    data = json.loads((tmp_path / "outcome.json").read_text())
+    (shown,) = data["attempts"]
+    ended = {"number": 1, "start": begin, "end": end}
+    assert shown == {**ended, "reason": "lost", "exit_code": 75, "plain": "out"}
+    (shown,) = data["outages"]
+    assert shown == {"service": "reward server", "node": "pod0", "from": begin, "to": None}
+    assert [file.name for file in tmp_path.iterdir()] == ["outcome.json"]
+
+
+def test_an_outcome_that_cannot_be_written_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing folder changes no outcome: it is a warning."""
+    said: list[str] = []
+    word = DiskAlarm(lambda sentence, _level: said.append(sentence))
+    monkeypatch.setattr(run_folder, "disk_alarm", word)
+    error = write_outcome(tmp_path / "gone", outcome_text(Outcome(Kind.DONE, 0, "done")))
+    assert isinstance(error, FileNotFoundError)
+    (line,) = said
+    assert line.startswith("outcome.json cannot be written: No such file or directory. ")
+
+
+def test_a_verdict_is_found_by_the_agent_after_a_killed_one(tmp_path: Path) -> None:
+    """An agent killed while it held the pod left a verdict; one killed under the job did not."""
+    folder = RunFolder(tmp_path, "20261124-1", "pod0")
+    folder.own.write(folder.path / node_record.NODE_FILE)
+    found = folder_of(tmp_path, "pod0", (os.getpid(),))
+    assert found == folder.path
+    assert read_outcome(found) == NoRecord("there is none", is_missing=True)
+    outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
+    write_outcome(folder.path, outcome_text(outcome))
+    assert read_outcome(found) == outcome
+    assert folder_of(tmp_path, "pod1", (os.getpid(),)) is None
+    assert folder_of(tmp_path, "pod0", ()) is None
+    (folder.path / "outcome.json").write_text("[]")
+    broken = read_outcome(folder.path)
+    assert isinstance(broken, NoRecord)
+    assert not broken.is_missing
+    folder.close()
+
+
+def test_the_outcome_has_the_shortages_of_groups() -> None:
+    """When too few members served, how long, how long none did, and why."""
+    why = "0 of 4 serve, 2 needed"
+    short = Shortage("rollout", "engine", 60.0, 240.0, nothing_seconds=90.0, why=why)
+    record = ShortageRecord.of(short, 500.0, lambda at: f"T{at:g}")
+    text = outcome_text(Outcome(Kind.DONE, 0, "done"), RunFacts(shortages=[record]))
+    assert json.loads(text)["shortages"] == [
+        {
+            "group": "rollout",
+            "service": "engine",
+            "from": "T60",
+            "to": "T240",
+            "seconds": 180.0,
+            "seconds_without_any": 90.0,
+            "why": why,
+        }
+    ]

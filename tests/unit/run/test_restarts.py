@@ -202,20 +202,31 @@ def test_a_command_that_is_typed_again_is_a_new_run(
     assert [docker.start(DONE), docker.start(FAILED)] == [0, 5]
 
 
-def test_a_lost_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart after a loss begins the job again."""
-    pod = Container(tmp_path, monkeypatch, RUNPOD)
-    assert pod.start(LOST) == 75
-    assert (pod.held, pod.start(DONE), pod.jobs) == ("", 0, 1)
-
-
-def test_a_leader_worker_set_does_not_run_a_finished_job_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environ", "starts", "jobs"),
+    [
+        (RUNPOD, [(LOST, 75, ""), (DONE, 0, "hold")], 1),
+        (LWS, [(FAILED, 5, ""), (DONE, 5, ""), (DONE, 5, "")], 1),
+        (RUNPOD, [*[(NO_WORKERS, 69, "")] * 3, (NO_WORKERS, 69, "hold")], 0),
+    ],
+    ids=[
+        "a restart after a loss begins the job again",
+        "a LeaderWorkerSet starts its pods anew after any exit: the recorded code again",
+        "three restarts are allowed, the fourth end of one cause is held",
+    ],
+)
+def test_starts_of_a_container(
+    environ: dict[str, str],
+    starts: list[tuple[Outcome, int, str]],
+    jobs: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It starts its pods anew after any exit: the recorded code again, and the pod is not held."""
-    pod = Container(tmp_path, monkeypatch, LWS)
-    assert [pod.start(FAILED), pod.start(DONE), pod.start(DONE)] == [5, 5, 5]
-    assert (pod.jobs, pod.held) == (1, "")
+    """Each exit code, and whether the container is held."""
+    pod = Container(tmp_path, monkeypatch, environ)
+    for outcome, code, held in starts:
+        assert (pod.start(outcome), pod.held) == (code, held)
+    assert pod.jobs == jobs
 
 
 def test_the_workers_receive_the_fourth_equal_end_as_a_verdict(
@@ -233,18 +244,6 @@ def test_the_workers_receive_the_fourth_equal_end_as_a_verdict(
             restarts = Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
         assert restarts.final(NO_WORKERS).holds_pod == is_verdict
         assert not restarts.final(LOST).holds_pod
-
-
-def test_the_fourth_equal_end_is_the_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three restarts are allowed; the fourth end of one cause is held."""
-    pod = Container(tmp_path, monkeypatch, RUNPOD)
-    found = []
-    for _ in range(4):
-        pod.start(NO_WORKERS)
-        found.append(pod.held)
-    assert found == ["", "", "", "hold"]
 
 
 def end_at(began: int, seconds: int, outcome: Outcome = LOST, digest: str = "d") -> PastEnd:

@@ -46,7 +46,7 @@ from support.node_runs import made_run
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from agent.decisions.head import head_state as h
@@ -66,11 +66,22 @@ FIRST_LOOK = NodeActivity(unknown="looked at for the first time")
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[NodeRun]:
     """Return a head's run that takes a job to hang after ten seconds."""
-    environ = {"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "10s", "PATH": str(tmp_path)}
-    plan = plan_of(environ, command=[sys.executable])
-    made = made_run(plan, Redactor((SECRET,)), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    made = run_of(tmp_path, AGENT_STALL="10s")
     yield made
     made.close()
+
+
+def run_of(root: Path, **more: str) -> NodeRun:
+    """Return the run of a head."""
+    plan = plan_of(
+        {"AGENT_LOG_DIR": str(root), "PATH": str(root), **more}, command=[sys.executable]
+    )
+    return made_run(plan, Redactor((SECRET,)), RunFolder(root, "run-1", "node-a"))
+
+
+def busy(diagnostics: Diagnostics) -> NodeActivity:
+    """Return what a node answers about its work for the job."""
+    return activity_of(anyio.run(diagnostics.collect, BUSY))
 
 
 @pytest.mark.parametrize("what", [STACKS, BUSY])
@@ -99,16 +110,13 @@ def test_a_search_for_processes_that_hangs(
     answers.set()
 
 
-def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
+@pytest.mark.anyio
+async def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
     """By the names under which it is asked, with its next report."""
     events: list[int] = []
     asked = Questions(run, Placeholders, lambda: events.append(1))
-
-    async def tell_both() -> None:
-        for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
-            await asked.fetch_log(what)
-
-    anyio.run(tell_both)
+    for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
+        await asked.fetch_log(what)
     (busy, stacks) = (asked.for_report()[0] or {}).values()
     assert activity_of(busy) == NodeActivity()
     assert decode(stacks, "pod2").stacks == ()
@@ -131,47 +139,38 @@ def test_a_gpu_that_waits_does_not_work(
     gpu = GpuFigures(0, use=100, power=power, usual_power=500)
     run.figures.newest = Figures(at=at, gpus=(gpu,))
     monkeypatch.setattr(NodeRun, "now", lambda _run: 2.0)
-    assert activity_of(anyio.run(Diagnostics(run).collect, BUSY)) == answer
+    assert busy(Diagnostics(run)) == answer
 
 
-def test_a_checkpoint_that_grows_is_work(
-    run: NodeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_grows_is_work(run: NodeRun, tmp_path: Path) -> None:
     """By a file that changed lately, or since the last look where the disk's clock is wrong."""
     settings = replace(run.plan.settings, checkpoints=str(tmp_path / "saved"))
-    monkeypatch.setattr(run, "plan", replace(run.plan, settings=settings, job=None))
+    run.plan = replace(run.plan, settings=settings, job=None)
     shard = tmp_path / "saved/global_step_20/actor.pt"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"x")
     diagnostics = Diagnostics(run)
-
-    def grows() -> bool:
-        return activity_of(anyio.run(diagnostics.collect, BUSY)).checkpoint_grows
-
-    assert grows()
+    assert busy(diagnostics).checkpoint_grows
     os.utime(shard, (1e9, 1e9))
-    assert grows()
-    assert not grows()
+    assert busy(diagnostics).checkpoint_grows
+    assert not busy(diagnostics).checkpoint_grows
     shard.write_bytes(b"xx")
     os.utime(shard, (1e9, 1e9))
-    assert grows()
+    assert busy(diagnostics).checkpoint_grows
 
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
     """Output since the last look is progress; otherwise CPU use decides."""
     diagnostics, lines = Diagnostics(run), run.stats.share_lines(1)
-
-    def look() -> NodeActivity:
-        return activity_of(anyio.run(diagnostics.collect, BUSY))
-
-    assert look() == FIRST_LOOK
-    assert look() == NodeActivity()
+    assert busy(diagnostics) == FIRST_LOOK
+    assert busy(diagnostics) == NodeActivity()
     lines.write(b"step 1\n", lambda _: False)
-    assert look() == NodeActivity(writes=True)
-    assert look() == NodeActivity()
+    assert busy(diagnostics) == NodeActivity(writes=True)
+    assert busy(diagnostics) == NodeActivity()
 
 
-def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is sent, also that of a probe finished while another report was answered."""
     may_end = anyio.Event()
 
@@ -184,19 +183,14 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asked_module, "Prober", Slow)
     place = Placeholders("127.0.0.1", "127.0.0.1", "1")
     asked = Questions(run, lambda: place, lambda: None)
-
-    async def both() -> list[tuple[Answer, ...]]:
-        events = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(asked.probe, Question(1, QuestionKind.PROBE, SAMPLE))
-            await anyio.wait_all_tasks_blocked()
-            await asked.probe(Question(2, QuestionKind.PROBE, SCORE))
-            events.append(asked.for_report()[1])
-            asked.clear_sent()
-            may_end.set()
-        return [*events, asked.for_report()[1]]
-
-    assert anyio.run(both) == [(Answer(SCORE, ""),), (Answer(SAMPLE, ""),)]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(asked.probe, Question(1, QuestionKind.PROBE, SAMPLE))
+        await anyio.wait_all_tasks_blocked()
+        await asked.probe(Question(2, QuestionKind.PROBE, SCORE))
+        assert asked.for_report()[1] == (Answer(SCORE, ""),)
+        asked.clear_sent()
+        may_end.set()
+    assert asked.for_report()[1] == (Answer(SAMPLE, ""),)
 
 
 class Asks(LinkedWorker):
@@ -217,27 +211,22 @@ class Asks(LinkedWorker):
             self.asked.take(reply.wanted, self._tasks)
 
 
-def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
+@pytest.mark.anyio
+async def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
     """By a question and a report over the real port, as a log's end does; none comes twice."""
-
-    async def look_twice() -> list[str | None]:
-        port = free_port()
-        found = []
-        async with head_at(port) as reports, anyio.create_task_group() as tasks:
-            worker = Asks(port, run, tasks)
-            tasks.start_soon(worker.link.run)
-            with anyio.fail_after(20):
-                while not worker.state.last_reply_at:
-                    await worker.changed.wait()
-            for what in (BUSY, BUSY, STACKS):
-                found += [await request_log(reports, "agent1", what, 20.0)]
-            tasks.cancel_scope.cancel()
-        return found
-
-    first, second, stacks = anyio.run(look_twice)
-    assert activity_of(first or "") == FIRST_LOOK
-    assert activity_of(second or "") == NodeActivity()
-    assert decode(stacks or "", "pod2").stacks == ()
+    port = free_port()
+    async with head_at(port) as reports, anyio.create_task_group() as tasks:
+        worker = Asks(port, run, tasks)
+        tasks.start_soon(worker.link.run)
+        with anyio.fail_after(20):
+            while not worker.state.last_reply_at:
+                await worker.changed.wait()
+        found = [await request_log(reports, "agent1", what, 20.0) for what in (BUSY, BUSY, STACKS)]
+        tasks.cancel_scope.cancel()
+    first, second, stacks = [text or "" for text in found]
+    assert activity_of(first) == FIRST_LOOK
+    assert activity_of(second) == NodeActivity()
+    assert decode(stacks, "pod2").stacks == ()
 
 
 def encoded(work: str = "") -> str:
@@ -296,8 +285,10 @@ def found_on(  # noqa: PLR0913 - a process
 class OneHead:
     """A head that watches a job, with a test clock."""
 
-    def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run, self.time, self.said = run, 0.0, []  # type: ignore[var-annotated]  # of texts
+    def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+        run.plan = replace(run.plan, settings=replace(run.plan.settings, **settings))
+        self.run, self.time = run, 0.0
+        self.said: list[str] = []
         self.answers = {
             BUSY: encoded(),
             STACKS: found_on(HERE, 0, "compute_score", f"GPU 0: {SECRET}"),
@@ -306,25 +297,13 @@ class OneHead:
         self.asked: list[str] = []
         self.shown, self.ray = Shown(), Ray(None)
         monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
-        for module in (looks_module, looks_module):
-            monkeypatch.setattr(module, "say", lambda text, _level="info": self.said.append(text))
+        monkeypatch.setattr(looks_module, "say", lambda text, _level="info": self.said.append(text))
         monkeypatch.setattr(looks_module, "request_log", self._sent)
         state = head.first_state(goal(1), NOTHING_DURABLE)
         fleet = state.fleet.with_report(reported(2).worker)
-        self.state: HeadState = replace_state(state, fleet, HeadPhase.RUNNING)
-        shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
+        self.state: HeadState = replace(state, fleet=fleet, phase=HeadPhase.RUNNING)
         self.events: list[h.HeadEvent] = []
-        tell = self.events.append
-        self.watch = StallWatch(
-            run,
-            nobody,
-            shown,
-            self.ray,
-            get_state=lambda: self.state,
-            send=tell,
-            place=lambda: PLACE,
-            elsewhere=Elsewhere,
-        )
+        self.watch = watch_of(run, self.shown, self.ray, lambda: self.state, self.events.append)
         monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's evidence
 
     async def _own(self, what: str, _id: str | None) -> str:
@@ -335,24 +314,35 @@ class OneHead:
         assert key in {"agent2", "agent3"}
         return self.workers.get(what)
 
-    def look(self, at: float) -> None:
-        """Let the watch look at a time."""
-        self.time = at
+    def look(self, *at: float) -> None:
+        """Let the watch look at these times."""
         rules = rules_of(self.run.plan)
         assert rules is not None
-        anyio.run(self.watch._check, rules)  # noqa: SLF001 - one turn of its loop
+        for self.time in at:
+            anyio.run(self.watch._check, rules)  # noqa: SLF001 - one turn of its loop
+
+    @property
+    def stalls(self) -> list[Stalled]:
+        """Return what the head's decisions were sent."""
+        return [event for event in self.events if isinstance(event, Stalled)]
 
     @property
     def followed(self) -> list[tuple[str, str]]:
         """Return what the head's decisions were sent, and what follows."""
-        sent = [event for event in self.events if isinstance(event, Stalled)]
-        assert all("compute_score" in event.suspects for event in sent)
-        return [(event.sentence, event.then) for event in sent]
+        assert all("compute_score" in event.suspects for event in self.stalls)
+        return [(event.sentence, event.then) for event in self.stalls]
 
 
-def replace_state(state: HeadState, fleet: object, phase: HeadPhase) -> HeadState:
-    """Return a state with other workers in another phase."""
-    return replace(state, fleet=fleet, phase=phase)
+def watch_of(
+    run: NodeRun,
+    shown: Shown,
+    ray: Ray,
+    get_state: Callable[[], HeadState],
+    send: Callable[[h.HeadEvent], None],
+) -> StallWatch:
+    """Return a watch of a head to which no worker is connected."""
+    status, nobody = cast("RunStatus", shown), cast("Reports", None)
+    return StallWatch(run, nobody, status, ray, get_state, send, lambda: PLACE, Elsewhere)
 
 
 @pytest.fixture
@@ -365,15 +355,14 @@ def watched(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> OneHead:
 
 def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
     """Not before its time; then in the log, in a file, and among the warnings, without a secret."""
-    for at in range(1, 10):
-        watched.look(float(at))
+    watched.look(*range(1, 10))
     assert watched.said == []
     watched.look(10.0)
-    assert watched.said[0] == (
-        "the job shows no sign of work for 10 s (AGENT_STALL): examining the job on all nodes, "
-        "up to 30 s"
-    )
-    assert watched.said[1:4] == [
+    assert watched.said[:4] == [
+        (
+            "the job shows no sign of work for 10 s (AGENT_STALL): examining the job on all nodes, "
+            "up to 30 s"
+        ),
         "stall: a placement group waits for a node with GPU: 2",
         "stall: an actor of class A waits for a node with GPU: 1",
         f"stall: node-a: GPU 0: {MASK}",
@@ -421,8 +410,7 @@ def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
     watched.look(10.0)
     assert watched.followed == [(what, "log")]
     watched.state = watched.state.with_attempt(lost_nodes=("pod2",))
-    watched.look(15.0)
-    watched.look(24.0)
+    watched.look(15.0, 24.0)
     assert len(watched.events) == 1
     watched.look(25.0)
     assert watched.followed[1:] == [(what, "lost")]
@@ -432,10 +420,9 @@ def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
 
 
 def test_a_job_that_goes_on_is_no_hang(watched: OneHead) -> None:
-    """The log says so, and a later stall is another one."""
+    """The log says so, and a later stall is another one; without steps there is none to name."""
     watched.shown.job_lines = Job(1.0, Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20))
-    watched.look(11.5)
-    watched.look(12.5)
+    watched.look(11.5, 12.5)
     what = "the job has made no step for 10 s since step 4 (usually 1 s)"
     assert watched.followed == [(what, "log")]
     watched.shown.job_lines = Job(13.0, Progress(1, 0.0, 3, 5, last_at=13.0, durations=(2.0,) * 20))
@@ -460,19 +447,25 @@ def test_a_late_first_step_names_its_own_setting(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A longer AGENT_STALL would not delay that alarm."""
-    first = replace(run.plan.settings, first_step=5.0)
-    monkeypatch.setattr(run, "plan", replace(run.plan, settings=first))
-    one = OneHead(run, monkeypatch)
+    one = OneHead(run, monkeypatch, first_step=5.0)
     one.look(0.0)
     one.shown.job_lines = Job(5.5)
     one.look(6.0)
     what = "the job has made no step for 6 s since it began (AGENT_FIRST_STEP)"
     assert one.said[0] == f"{what}: examining the job on all nodes, up to 30 s"
     assert one.said[-1].endswith("; a longer AGENT_FIRST_STEP delays this alarm")
-    (event,) = one.events
-    assert isinstance(event, Stalled)
+    (event,) = one.stalls
     assert event.setting == "AGENT_FIRST_STEP"
     assert event.cause_key == "first step: compute_score reward.py, train reward.py"
+
+
+def steps_of(retries: int, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> OneHead:
+    """Return a head whose job made its last step at 1 s; the run has so many retries."""
+    one = OneHead(run, monkeypatch, job_retries=retries)
+    one.state = replace(one.state, goal=replace(one.state.goal, retries=retries))
+    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
+    one.shown.job_lines = Job(1.0, steps)
+    return one
 
 
 @pytest.mark.parametrize(("retries", "then"), [(1, "log"), (2, "retry")])
@@ -480,15 +473,9 @@ def test_the_last_attempt_is_not_ended_by_default(
     retries: int, then: str, run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loss has used one of AGENT_JOB_RETRIES."""
-    retried = replace(run.plan.settings, job_retries=retries)
-    monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
-    one = OneHead(run, monkeypatch)
-    one.state = replace(one.state, goal=replace(one.state.goal, retries=retries))
+    one = steps_of(retries, run, monkeypatch)
     one.state = one.state.with_durable(ended=after_losses(LostAttempt(9.0)).ended)
-    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
-    one.shown.job_lines = Job(1.0, steps)
-    for at in (0.0, 11.5, 72.0):
-        one.look(at)
+    one.look(0.0, 11.5, 72.0)
     assert one.followed[-1][1] == then
 
 
@@ -499,15 +486,8 @@ def test_a_stall_is_acted_on_after_two_examinations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A minute apart, with the same suspects in the same frames."""
-    retried = replace(run.plan.settings, job_retries=1)
-    monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
-    one = OneHead(run, monkeypatch)
-    one.state = replace(one.state, goal=replace(one.state.goal, retries=1))
-    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
-    one.shown.job_lines = Job(1.0, steps)
-    one.look(0.0)
-    one.look(11.5)
-    one.look(70.0)
+    one = steps_of(1, run, monkeypatch)
+    one.look(0.0, 11.5, 70.0)
     what = "the job has made no step for {} since step 4 (usually 1 s)"
     first = (what.format("10 s"), "log")
     assert one.followed == [first]
@@ -535,7 +515,7 @@ def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
     elif sign == "a finished task":
         watched.ray.finished = time.time() - 3.0
     else:
-        watched.state = replace_state(watched.state, watched.state.fleet, HeadPhase.STOPPING)
+        watched.state = replace(watched.state, phase=HeadPhase.STOPPING)
     watched.look(10.0)
     assert watched.said == []
     assert STACKS not in watched.asked
@@ -549,41 +529,36 @@ def test_a_job_that_prints_is_not_examined(watched: OneHead) -> None:
     assert watched.asked == []
 
 
+NO_REWARDS = "the reward server did not answer"
+
+
 @pytest.mark.parametrize(
     ("setting", "lost_by", "then"),
     [
-        ("retry", "the reward server did not answer", "retry"),
-        ("stop", "the reward server did not answer", "stop"),
-        ("log", "the reward server did not answer", ""),
-        ("retry", "", ""),  # nothing has failed that is known: it is only advised on
+        ("retry", NO_REWARDS, ["retry"]),
+        ("stop", NO_REWARDS, ["stop"]),
+        ("log", NO_REWARDS, []),
+        ("retry", "", []),  # nothing has failed that is known: it is only advised on
     ],
 )
 def test_rewards_that_are_lost_end_an_attempt_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, lost_by: str, then: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, lost_by: str, then: list[str]
 ) -> None:
     """As AGENT_ON_STALL says, where a service failed in that step."""
-    environ = {"AGENT_LOG_DIR": str(tmp_path), "AGENT_ON_STALL": setting, "PATH": str(tmp_path)}
-    plan = plan_of(environ, command=[sys.executable])
-    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    run = run_of(tmp_path, AGENT_ON_STALL=setting)
     watched = OneHead(run, monkeypatch)
     advice = Advice("the reward fell", "mend it", is_reward_lost=True, lost_by=lost_by)
     watched.shown.advised = (advice,)
-    watched.look(1.0)
-    watched.look(2.0)
-    sent = [event.then for event in watched.events if isinstance(event, Stalled)]
-    assert sent == ([then] if then else [])
+    watched.look(1.0, 2.0)
+    assert [event.then for event in watched.stalls] == then
     run.close()
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     """AGENT_STALL=0 examines nothing."""
-    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
-    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
+    run = run_of(tmp_path, AGENT_STALL="0")
     state = head.first_state(goal(), NOTHING_DURABLE)
-    watch = StallWatch(
-        run, nobody, shown, Ray(None), lambda: state, print, lambda: PLACE, Elsewhere
-    )
+    watch = watch_of(run, Shown(), Ray(None), lambda: state, print)
 
     async def ends() -> None:
         with anyio.fail_after(20):
@@ -601,14 +576,11 @@ def test_a_group_of_which_nothing_serves_is_the_cause(
     oom = "exit code 1 (CUDA out of memory)"
     events = [*RUNS, (7.0, ends_with(2, oom)), (8.0, ends_with(3, oom))]
     one.state = Trace(a_goal(weights="sglang"), [*UP, *events]).state
-    one.look(8.0)
-    one.look(18.5)
-    (stalled,) = one.events
-    assert isinstance(stalled, Stalled)
+    one.look(8.0, 18.5)
+    (stalled,) = one.stalls
     since = "no engine serves since 00:00 UTC"
     waits = f"{since}: all 4 on pod2 and pod3: {oom}; the trainer waits for samples"
-    assert stalled.suspects == waits
-    assert stalled.nodes == ("pod2", "pod3")
+    assert (stalled.suspects, stalled.nodes) == (waits, ("pod2", "pod3"))
     assert stalled.cause_key == "quiet: nothing of engine serves"
     assert f"{waits}; all stacks are in" in one.said[-1]
     assert "See the logs of engine on its nodes" in one.said[-1]
@@ -622,4 +594,4 @@ def test_a_group_of_which_nothing_serves_is_the_cause(
     one.look(21.0)
     assert len(one.said) == count
     one.look(30.5)
-    assert "compute_score" in cast("Stalled", one.events[-1]).suspects
+    assert "compute_score" in one.stalls[-1].suspects

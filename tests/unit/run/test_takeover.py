@@ -38,7 +38,6 @@ from support.run_records import submitted
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
@@ -130,11 +129,17 @@ def test_a_folder_that_cannot_be_listed_for_a_while_is_awaited(
     assert left == 0
 
 
+@pytest.fixture
+def _long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a test hang that awaits a record."""
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
+
+
+@pytest.mark.usefixtures("_long")
 def test_a_path_that_is_refused_is_not_awaited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's folder stays another user's, and a run may be removed meanwhile."""
     (root / "run" / "pod0" / NODE_FILE).unlink()
     (root / "file").write_text("")
-    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
     assert killed_agent(root, "pod0", is_head=True) == KilledAgent()
 
     def refuse(_path: Path) -> list[str]:
@@ -144,28 +149,36 @@ def test_a_path_that_is_refused_is_not_awaited(root: Path, monkeypatch: pytest.M
     assert killed_agent(root, "pod0", is_head=True) == KilledAgent()
 
 
-def test_a_worker_needs_no_record_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It belongs to the head: a worker does not wait for it."""
-    refuse_reads(monkeypatch, RUN_FILE)
-    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
-    assert killed_agent(root, "pod0", is_head=False) == KilledAgent("run")
-
-
-def test_a_run_whose_record_stays_unreadable_is_not_continued(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_long")
+@pytest.mark.parametrize("is_head", [True, False])
+def test_a_record_of_the_run_that_is_not_awaited(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, is_head: bool
 ) -> None:
-    """Its own Ray is ended, and another run begins."""
+    """A file that is not there will not come; a worker needs none, which belongs to the head."""
+    if is_head:
+        (root / "run" / RUN_FILE).unlink()
+        assert isinstance(RunRecord.read(root / "run" / RUN_FILE), NoRecord)
+    else:
+        refuse_reads(monkeypatch, RUN_FILE)
+    assert killed_agent(root, "pod0", is_head=is_head) == KilledAgent("run")
+
+
+@pytest.fixture
+def _unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the run's record stay unreadable."""
     monkeypatch.setattr(times, "RECORD_UNREADABLE", 0.2)
     refuse_reads(monkeypatch, RUN_FILE)
+
+
+@pytest.mark.usefixtures("_unreadable")
+def test_a_run_whose_record_stays_unreadable_is_not_continued(root: Path) -> None:
+    """Its own Ray is ended, and another run begins."""
     assert chosen_by_next_agent(root)[:2] == ("new", None)
 
 
-def test_on_a_given_ray_it_goes_on_without_its_record(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_unreadable")
+def test_on_a_given_ray_it_goes_on_without_its_record(root: Path) -> None:
     """Its job cannot be killed with the agent's processes: Ray is asked for the newest."""
-    monkeypatch.setattr(times, "RECORD_UNREADABLE", 0.2)
-    refuse_reads(monkeypatch, RUN_FILE)
     chosen = chosen_by_next_agent(root, job_outlives_agents=True)
     assert (chosen.run_id, chosen.before) == ("run", None)
     assert "Stale file handle" in chosen.lost_record
@@ -197,7 +210,7 @@ def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
     container = container_of(plan, environ, ["true"])
     container = container._replace(killed_agents=(os.getpid(),))
     processes = REAL.processes._replace(
-        descendants=lambda: running([ray.pid]),
+        descendants=lambda: [*filter(process.is_alive, [psutil.Process(ray.pid)])],
         reap=lambda: None,  # this test waits for it
     )
     assert anyio.run(end_of_killed, plan, container, killed, processes) == failed
@@ -206,11 +219,6 @@ def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
         "run-1", failed, wrote_outcome=True
     )
     run.close()
-
-
-def running(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return those of the processes that run."""
-    return [*filter(process.is_alive, map(psutil.Process, pids))]
 
 
 @pytest.mark.parametrize("is_head", [True, False])
@@ -236,27 +244,14 @@ def test_an_end_that_the_head_must_receive_is_not_recorded(root: Path) -> None:
     run.close()
 
 
-def test_a_run_without_a_record_is_awaited_no_longer(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is not there will not come."""
-    (root / "run" / RUN_FILE).unlink()
-    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
-    assert isinstance(RunRecord.read(root / "run" / RUN_FILE), NoRecord)
-    assert killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
-
-
+@pytest.mark.usefixtures("_unreadable")
+@pytest.mark.parametrize(("outlives", "expected"), [(True, "run"), (False, "run-2")])
 def test_on_a_given_ray_the_platforms_run_goes_on_without_its_record(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, expected: str, *, outlives: bool
 ) -> None:
     """Its pod was made again: under another name its first job would count as the newest."""
-    monkeypatch.setattr(times, "RECORD_UNREADABLE", 0.2)
-    refuse_reads(monkeypatch, RUN_FILE)
-    for outlives, expected in ((True, "run"), (False, "run-2")):
-        chosen = choose_run(
-            root, "run", JOB, lambda: "new", node="pod0", job_outlives_agents=outlives
-        )
-        assert chosen.lock is not None
-        chosen.lock.release()
-        assert (chosen.run_id, chosen.before) == (expected, None)
-        assert bool(chosen.lost_record) == outlives
+    chosen = choose_run(root, "run", JOB, lambda: "new", node="pod0", job_outlives_agents=outlives)
+    assert chosen.lock is not None
+    chosen.lock.release()
+    assert (chosen.run_id, chosen.before) == (expected, None)
+    assert bool(chosen.lost_record) == outlives

@@ -1,10 +1,12 @@
-"""A pod after its run: held or stopped by RunPod's API, with a server of its description."""
+"""Pods of RunPod: their price, their cluster, and how they are held or stopped."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,11 +14,18 @@ import pytest
 
 from agent.base import ends, times
 from agent.base.errors import SettingsError
+from agent.decisions.head import head_state as h
+from agent.decisions.shared import Answered
+from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.plan.show import held_sentence, render
-from agent.processes.waiting import NotYet, until
-from agent.run import holding
+from agent.run import about_pod, holding
+from agent.run.about_pod import ask_for_price, check_cluster, send_pod_price
 from agent.run.holding import Held
+from agent.runpod.pod_api import PodApi
 from agent.settings.redact import redactor_for
+from support.conditions import is_so
+from support.fake_runs import run_of, status_of
+from support.heads import PAIR, Trace, goal
 from support.runpod_server import RunPodServer, serve
 from support.worlds import POD as POD_FACTS
 from support.worlds import plan_of, settings_of, topology_of
@@ -29,17 +38,26 @@ pytestmark = pytest.mark.processes
 
 KEY = "rpa_0123456789abcdef0123"
 POD = "7h9k2m4n6p"
+MEMBER = {"cluster": {"id": "cluster_abc", "rank": 0}}
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
 
 
 @pytest.fixture
 def runpod() -> Iterator[RunPodServer]:
     """Return a server with one running pod."""
-    state = RunPodServer(KEY, {POD: {}})
-    server = serve(state)
-    yield state
-    server.shutdown()
-    server.server_close()
+    with serving(RunPodServer(KEY, {POD: {}})) as state:
+        yield state
+
+
+@contextmanager
+def serving(state: RunPodServer, tls: tuple[str, str] | None = None) -> Iterator[RunPodServer]:
+    """Have a server."""
+    server = serve(state, tls=tls)
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +71,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the lines that are logged."""
+    """Return the lines that are logged, those about a pod with their level."""
     lines: list[str] = []
     monkeypatch.setattr(holding, "say", lambda line, _level="info": lines.append(line))
+    monkeypatch.setattr(
+        about_pod, "say", lambda line, level="info": lines.append(f"{level} {line}")
+    )
     return lines
 
 
@@ -80,18 +101,9 @@ def hold_until(held: Held, holds: Callable[[], bool]) -> None:
     """Hold the pod until a condition holds."""
 
     async def main() -> None:
-        await held.hold(DONE, partial(until_true, holds))
+        await held.hold(DONE, partial(is_so, holds))
 
     anyio.run(main)
-
-
-async def until_true(holds: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-
-    async def look() -> bool | NotYet:
-        return holds() or NotYet()
-
-    await until(look, 10, longest=0.05)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +178,6 @@ def test_a_pod_that_cannot_be_stopped_is_held(
         assert sum(one[0] == "POST" for one in runpod.requests) == 1
 
 
-MEMBER = {"cluster": {"id": "cluster_abc", "rank": 0}}
-
-
 def test_the_head_deletes_its_cluster(runpod: RunPodServer, said: list[str]) -> None:
     """Once, with all pods; the pods themselves get no action."""
     runpod.pods |= {POD: dict(MEMBER), "other": dict(MEMBER)}
@@ -232,14 +241,9 @@ def test_a_certificate_is_verified(tmp_path: Path, said: list[str]) -> None:
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     make += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*make, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
-    state = RunPodServer(KEY, {POD: {}})
-    server = serve(state, tls=files)
-    try:
+    with serving(RunPodServer(KEY, {POD: {}}), files) as state:
         held = held_by(state.url, "stop-pod")
         hold_until(held, lambda: any("holding the pod" in line for line in said))
-    finally:
-        server.shutdown()
-        server.server_close()
     assert any("certificate verify failed" in line.lower() for line in said)
     assert state.requests == []
 
@@ -249,7 +253,7 @@ def test_the_head_waits_for_its_workers(runpod: RunPodServer, said: list[str]) -
     held = held_by(runpod.url, "stop-pod")
 
     async def main() -> None:
-        done = partial(until_true, lambda: runpod.pods[POD].get("status") == "EXITED")
+        done = partial(is_so, lambda: runpod.pods[POD].get("status") == "EXITED")
         with socket.create_server(("127.0.0.1", 0)) as listener:
             async with anyio.create_task_group() as tasks:
                 address = ("127.0.0.1", listener.getsockname()[1])
@@ -293,3 +297,107 @@ def test_the_line_of_a_held_pod() -> None:
     assert held_sentence(0, None, "X") == "the pod bills by the hour; to end it: X"
     line = held_sentence(1800, 0.5, "X")
     assert line == "held for 30 min: the pod bills $0.50/h, $0.25 since the end; to end it: X"
+
+
+# --- at the start of a run ------------------------------------------------------------------------
+
+PRICE = NodePrice(0.44, BY_RUNPOD)
+
+
+def run_on(runpod: RunPodServer, **more: str) -> Any:  # noqa: ANN401 - stands for a NodeRun
+    """Return the run of this pod."""
+    environ = {"AGENT_RUNPOD_API": runpod.url, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": POD, **more}
+    run = run_of(plan_of(environ))
+    run.container = SimpleNamespace(environ=environ)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "on_done", "words"),
+    [
+        ({}, "terminate-pod", ""),
+        ({"faults": {"GET": [(500, {})]}}, "terminate-pod", ""),
+        ({"key": "rpa_of_somebody_else"}, "terminate-pod", "RunPod answered 401"),
+        ({"pods": {}}, "terminate-pod", "RunPod answered 404"),
+        ({"pods": {POD: {}}}, "terminate-pod", "RunPod names no cluster of this pod"),
+        ({"key": "rpa_of_somebody_else"}, "hold", ""),
+    ],
+)
+def test_whether_the_cluster_can_be_deleted(
+    runpod: RunPodServer, said: list[str], change: dict[str, Any], on_done: str, words: str
+) -> None:
+    """An error with the reason where it cannot be deleted, else nothing; nothing is deleted."""
+    runpod.pods[POD] = dict(MEMBER)
+    for name, value in change.items():
+        setattr(runpod, name, value)
+    in_cluster = {"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "2", "NODE_RANK": "0"}
+    anyio.run(check_cluster, run_on(runpod, **in_cluster, AGENT_ON_DONE=on_done))
+    assert bool(said) == bool(words)
+    if words:
+        assert said[0].startswith("error AGENT_ON_DONE=terminate-pod cannot delete this cluster: ")
+        assert words in said[0]
+        assert said[0].endswith("held, and bill: delete the cluster in RunPod's console")
+    assert {request[0] for request in runpod.requests} <= {"GET"}
+
+
+def api_of(runpod: RunPodServer, key: str = KEY) -> PodApi:
+    """Return the API as this pod asks it."""
+    settings = settings_of({"AGENT_RUNPOD_API": runpod.url, "RUNPOD_API_KEY": key})
+    return PodApi(settings, {"RUNPOD_POD_ID": POD})
+
+
+@pytest.mark.parametrize("code", [0, 429, 500])
+def test_the_price_is_asked_for_until_it_comes(runpod: RunPodServer, code: int) -> None:
+    """Errors that may pass are no answer; the pod is only read."""
+    runpod.faults["GET"] = [(code, {})] * 2
+    assert anyio.run(ask_for_price, api_of(runpod)) == PRICE
+    assert [request[0] for request in runpod.requests] == ["GET"] * 3
+
+
+def test_a_key_that_is_refused_is_asked_once(runpod: RunPodServer, said: list[str]) -> None:
+    """The run goes on without a price, and the log says what sets one."""
+    assert anyio.run(ask_for_price, api_of(runpod, "rpa_another0123456789")) is None
+    assert len(runpod.requests) == 1
+    (line,) = said
+    assert "RunPod gives no price of this pod, AGENT_PRICE_PER_HOUR sets one: " in line
+
+
+@pytest.mark.parametrize("limit", [None, "50"])
+def test_a_limit_of_money_without_a_price(
+    runpod: RunPodServer, said: list[str], limit: str | None
+) -> None:
+    """An error each time, and the price is asked for until it comes; without a limit, once."""
+    runpod.faults["GET"] = [(403, {})] * 2
+    run = run_on(runpod, **({} if limit is None else {"AGENT_MAX_COST": limit}))
+    sent: list[Answered] = []
+    anyio.run(send_pod_price, run, sent.append)
+    errors = [line for line in said if line.startswith("error AGENT_MAX_COST has no effect")]
+    warnings = [line for line in said if line.startswith("warning AGENT_MAX_COST=50 counts once")]
+    if limit is None:
+        assert (sent, errors, warnings) == ([], [], [])
+    else:
+        assert sent == [Answered(h.PriceKnown(PRICE))]
+        assert (len(errors), len(warnings)) == (2, 1)
+
+
+def test_a_pod_without_a_cost_is_asked_for_a_while(
+    runpod: RunPodServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cost of 0 is none: the run would be shown as free."""
+    monkeypatch.setattr("agent.run.about_pod.PRICE_ASKED", 0.3)
+    runpod.pods[POD]["cost"] = 0.0
+    assert anyio.run(ask_for_price, api_of(runpod)) is None
+
+
+def test_a_price_that_comes_later_counts_from_the_start() -> None:
+    """Status and receipt count all hours of all nodes by it, and name its source."""
+    trace = Trace(goal(1), PAIR)
+    status = status_of(trace.state, plan_of({}), now=1800.0)
+    assert (status.status().cost, status.status().price_source) == (None, None)
+
+    trace.take(Answered(h.PriceKnown(PRICE)), 1800)
+    status = status_of(trace.state, plan_of({}), now=1800.0)
+    shown = status.status()
+    assert shown.cost == 0.44
+    assert (shown.price, shown.price_source) == (0.88, BY_RUNPOD)
+    assert status.receipt.to_status().cost is not None
