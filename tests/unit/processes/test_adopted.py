@@ -1,13 +1,14 @@
-"""Adoption of running processes, identified by PID and start time."""
+"""Adoption of running processes, by PID and start time; orphans are ended and reaped."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import psutil
@@ -19,33 +20,20 @@ from agent.node.read import taken_ports
 from agent.plan.plan import RAY
 from agent.port.node_network import bind
 from agent.processes import process
-from agent.processes.process import Child, adopt, start_time
-from agent.processes.waiting import NotYet, until
+from agent.processes.process import Child, adopt, kill, kill_marked, start_time
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder
 from agent.run.effects import REAL
 from agent.run.make_ready import prepare_machine
 from agent.run.takeover import SurvivingProcesses, find_surviving_processes
+from support.conditions import is_so, lives
 from support.fake_runs import run_of
 from support.free_ports import free_port
 from support.worlds import plan_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 
 LOG = Path(os.devnull)
-LIMIT = 20.0
-
-
-async def is_so(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-
-    async def check() -> bool | NotYet:
-        return holds() or NotYet()
-
-    await until(check, LIMIT, longest=0.05)
 
 
 def orphan(*argv: str) -> int:
@@ -64,53 +52,68 @@ def taken(pid: int) -> Child:
     return child
 
 
-def lives(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_its_end_is_noticed_and_its_session_ended() -> None:
+async def test_its_end_is_noticed_and_its_session_ended() -> None:
     """As with a child process, none of its session is left."""
     pid = orphan("sh", "-c", "sleep 60 & exec sleep 61")
-
-    async def scenario() -> None:
-        child = taken(pid)
-        await is_so(lambda: bool(psutil.Process(pid).children()))
-        (other,) = psutil.Process(pid).children()
-        os.kill(pid, 9)
-        with anyio.fail_after(LIMIT):
-            await child.wait()
-        assert not child.running
-        await is_so(lambda: not lives(other.pid))
-
-    anyio.run(scenario)
+    child = taken(pid)
+    await is_so(lambda: bool(psutil.Process(pid).children()))
+    (other,) = psutil.Process(pid).children()
+    os.kill(pid, 9)
+    with anyio.fail_after(20):
+        await child.wait()
+    assert not child.running
+    await is_so(lambda: not lives(other.pid))
 
 
-def test_it_is_stopped() -> None:
+async def test_it_is_stopped() -> None:
     """TERM, the grace, and KILL for a process that ignores TERM."""
     pid = orphan("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    child = taken(pid)
+    with anyio.fail_after(20):
+        await child.stop(0.3)
+        assert not lives(pid)
+
+
+PARENT = """
+import os, sys, anyio
+from pathlib import Path
+from agent.processes.process import Child
+folder = Path(sys.argv[1])
+async def scenario():
+    wait = f"while [ ! -e {folder}/go ]; do sleep 0.05; done"
+    script = f"echo first; {wait}; echo second; sleep 1000"
+    log = folder / "log"
+    child = await Child.start("child", ["sh", "-c", script], dict(PATH=os.defpath), lambda: log)
+    while not log.exists() or "first" not in log.read_text():
+        await anyio.sleep(0.01)
+    print(child.pid, flush=True)
+    os._exit(0)
+anyio.run(scenario)
+"""
+
+
+def test_a_child_outlives_who_reads_its_output(tmp_path: Path) -> None:
+    """After its agent is killed the child continues to write, and another agent reads."""
+    argv = [sys.executable, "-c", PARENT, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    pid = int(done.stdout)
 
     async def scenario() -> None:
-        child = taken(pid)
-        with anyio.fail_after(20):
-            await child.stop(0.3)
-            assert not lives(pid)
+        child = adopt("child", pid, start_time(pid), lambda: tmp_path / "log")
+        assert child is not None
+        (tmp_path / "go").touch()
+        await is_so(lambda: "second" in child.tail())
+        await child.stop(0.0)
 
     anyio.run(scenario)
+    assert (tmp_path / "log").read_text().split() == ["first", "second"]
 
 
-def test_another_process_of_that_pid_is_left_alone() -> None:
+async def test_another_process_of_that_pid_is_left_alone() -> None:
     """A PID without its start time identifies no process."""
     pid = orphan("sleep", "60")
-
-    async def scenario() -> None:
-        assert adopt("sleep", pid, start_time(pid) - 1, lambda: LOG) is None
-        assert adopt("sleep", 2**22 + 1, 1, lambda: LOG) is None
-
-    anyio.run(scenario)
+    assert adopt("sleep", pid, start_time(pid) - 1, lambda: LOG) is None
+    assert adopt("sleep", 2**22 + 1, 1, lambda: LOG) is None
     assert lives(pid)
     os.kill(pid, 9)
 
@@ -174,27 +177,23 @@ def test_ports_of_a_killed_agents_ray_are_waited_for(monkeypatch: pytest.MonkeyP
     ("ray", "kept"),
     [("lives", [RAY, "reward"]), ("is gone", []), ("never was", ["reward"])],
 )
-def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> None:
+async def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> None:
     """Ray and services are adopted once; a bridge is stopped, and everything of a lost Ray."""
     names = ("reward", "ray_bridge", *(() if ray == "never was" else ("ray_start",)))
     pids = {name: orphan("sleep", "60") for name in names}
     record = record_with(**pids)
-
-    async def scenario() -> None:
-        if ray == "is gone":
-            os.kill(pids["ray_start"], 9)
-            await is_so(lambda: not lives(pids["ray_start"]))
-        left = SurvivingProcesses(record, (RAY, "reward"))
-        assert left.has_ray is (ray == "lives")
-        assert left.running.keys() == {*kept}
-        names = [name for name in (RAY, "reward", "ray bridge") if left.adopt(name, lambda: LOG)]
-        assert names == kept
-        assert left.running == {}
-        assert left.adopt("reward", lambda: LOG) is None
-        await is_so(lambda: not lives(pids["ray_bridge"]))
-        await is_so(lambda: lives(pids["reward"]) is bool(kept))
-
-    anyio.run(scenario)
+    if ray == "is gone":
+        os.kill(pids["ray_start"], 9)
+        await is_so(lambda: not lives(pids["ray_start"]))
+    left = SurvivingProcesses(record, (RAY, "reward"))
+    assert left.has_ray is (ray == "lives")
+    assert left.running.keys() == {*kept}
+    all_names = (RAY, "reward", "ray bridge")
+    assert [name for name in all_names if left.adopt(name, lambda: LOG)] == kept
+    assert left.running == {}
+    assert left.adopt("reward", lambda: LOG) is None
+    await is_so(lambda: not lives(pids["ray_bridge"]))
+    await is_so(lambda: lives(pids["reward"]) is bool(kept))
     for name in kept:
         os.kill(pids[name.replace(" ", "_")], 9)
 
@@ -258,3 +257,67 @@ def test_what_a_run_that_cannot_be_continued_left_is_ended(tmp_path: Path) -> No
     assert (lives(pid), lives(other)) == (False, True)
     os.kill(other, 9)
     folder.close()
+
+
+# --- orphans ----------------------------------------------------------------------------------
+
+ADOPTION = """
+import os, subprocess, sys, time
+import anyio, psutil
+from agent.processes import parent, process
+
+parent.become_subreaper()
+# A shell that ends at once leaves two: one of another session, and one that ends by itself.
+subprocess.run(["sh", "-c", "setsid sleep 1000 & (sleep 0.1; exit 3) &"], check=True)
+adopted = psutil.Process().children()
+assert len(adopted) == 2, adopted
+assert anyio.run(process.stop_descendants, 20.0) == []
+assert psutil.Process().children() == []
+"""
+
+
+def test_orphans_are_ended_and_reaped() -> None:
+    """Whatever their session, none of them is left, not even as a zombie."""
+    done = subprocess.run([sys.executable, "-c", ADOPTION], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_a_signal_never_reaches_another_of_the_same_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PID and start time identify a process; another process with the PID gets no signal."""
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        meant, other = psutil.Process(child.pid), psutil.Process(child.pid)
+        # A former owner of this PID, in psutil's form.
+        monkeypatch.setattr(other, "_ident", (other.pid, meant.create_time() - 60))
+        assert kill([other]) == []
+        with pytest.raises(psutil.NoSuchProcess):
+            other.send_signal(signal.SIGKILL)
+        assert child.poll() is None
+        assert kill([meant]) == [f"sleep (pid {child.pid})"]
+        assert child.wait(20) == -signal.SIGKILL
+
+
+def test_the_dead_are_not_signaled() -> None:
+    """A reaped process is reported as gone."""
+    with subprocess.Popen(["true"]) as child:
+        process = psutil.Process(child.pid)
+    assert kill([process]) == []
+    assert not os.path.exists(f"/proc/{child.pid}")  # noqa: PTH110 - a name, not a file
+
+
+def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
+    """A rank without its torchrun is identified by its rendezvous variables."""
+    environ = {**os.environ, "RUN_ID": "run-1"}
+    started = [
+        subprocess.Popen(["sleep", "1000"], env={**environ, "RUN_ID": mark}, start_new_session=True)
+        for mark in ("run-1", "run-2")
+    ]
+    try:
+        (name,) = kill_marked("RUN_ID", "run-1".__eq__)
+        assert name == f"sleep (pid {started[0].pid})"
+        assert started[0].wait(10) == -signal.SIGKILL
+        assert started[1].poll() is None
+        assert kill_marked("RUN_ID", "run-1".__eq__) == []
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

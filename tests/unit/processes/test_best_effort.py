@@ -15,12 +15,13 @@ import pytest
 from agent.bridge.link import RayLink
 from agent.decisions.head import head_state as h
 from agent.node.limits import ProcessLimitError
-from agent.processes.waiting import BestEffort, Failure, NotYet, until
+from agent.processes.waiting import BestEffort, Failure
+from support.conditions import is_so
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 
 ROOT = Path(__file__).parents[3]
 
@@ -166,30 +167,21 @@ read _
 """
 
 
-def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
+async def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
     """It is retried until it starts; the head gets the evidence each time."""
     program = tmp_path / "bridge"
     events: list[h.HeadEvent] = []
-
-    async def received(number: int) -> None:
-        async def look() -> bool | NotYet:
-            return True if len(events) >= number else NotYet()
-
-        await until(look, 20.0, longest=0.05)
-
-    async def scenario() -> None:
-        link = RayLink([str(program)], {}, lambda: tmp_path / "bridge.log", events.append)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.run)
-            await received(1)
-            ready = tmp_path / "ready"
-            ready.write_text(BRIDGE)
-            ready.chmod(0o755)
-            ready.rename(program)
-            await received(len(events) + 1)
-            tasks.cancel_scope.cancel()
-
-    anyio.run(scenario)
+    link = RayLink([str(program)], {}, lambda: tmp_path / "bridge.log", events.append)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.run)
+        await is_so(lambda: bool(events))
+        ready = tmp_path / "ready"
+        ready.write_text(BRIDGE)
+        ready.chmod(0o755)
+        ready.rename(program)
+        count = len(events)
+        await is_so(lambda: len(events) > count)
+        tasks.cancel_scope.cancel()
     why = "the ray bridge could not be started: No such file or directory"
     assert events[0] == h.RaySeen(evidence=why)
     assert h.RaySeen(evidence="it is there") in events

@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,10 @@ from agent.processes.driver import (
     kill_leftovers,
     not_passed_on,
 )
+from support.conditions import await_true
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 WORKER = """
@@ -157,14 +157,6 @@ def test_no_driver_and_a_dead_one() -> None:
     await_true(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
     said = forward_signal(driver, signal.SIGUSR1)
     assert said.startswith("SIGUSR1 is not passed on: the job cannot be signaled: ")
-
-
-def await_true(check: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    until = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_all_that_ray_left_is_ended() -> None:

@@ -1,4 +1,4 @@
-"""Stacks of real processes: by py-spy, by a signal where our program takes it, else none."""
+"""Stacks of real processes: by py-spy, by a signal where our program takes it; busy CPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anyio.lowlevel import checkpoint
 
 from agent.bundled import rehearsal
 from agent.diagnosis.stacks import place_of
-from agent.processes.driver import JobProcess
+from agent.processes.driver import JobProcess, busy_cores, output_of
 from agent.processes.job_stacks import (
     NO_PTRACE,
     NO_PY_SPY,
@@ -29,6 +29,7 @@ from agent.processes.job_stacks import (
     find_py_spy,
     read_stacks,
 )
+from support.machine_files import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,14 +40,6 @@ REAL = find_py_spy([sys.executable], None)
 _DROPS = "setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace"
 WAITS = "def waits_here():\n    print('up', flush=True)\n    input()\nwaits_here()"
 needs_py_spy = pytest.mark.skipif(REAL is None, reason="py-spy is not installed here")
-
-
-def fake(folder: Path, name: str, script: str) -> str:
-    """Make a tool from a shell script; return its path."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 @contextmanager
@@ -109,7 +102,7 @@ def test_without_the_capability_the_message_names_it(tmp_path: Path) -> None:
     """On most pods py-spy may not look into processes."""
     if os.geteuid() != 0:
         pytest.skip("only root can drop it")
-    tool = fake(tmp_path, "py-spy", f'exec {_DROPS} {REAL} "$@"')
+    tool = program(tmp_path, "py-spy", f'exec {_DROPS} {REAL} "$@"')
     with running(WAITS) as process:
         (stack,) = look(process, tool=tool)
     assert (stack.threads, stack.source) == ((), NO_PTRACE)
@@ -126,7 +119,7 @@ def test_without_the_capability_the_message_names_it(tmp_path: Path) -> None:
 def test_a_tool_that_fails(script: str, expected: str, tmp_path: Path) -> None:
     """The process is there, with the reason."""
     with running(WAITS) as process:
-        (stack,) = look(process, tool=fake(tmp_path, "py-spy", script))
+        (stack,) = look(process, tool=program(tmp_path, "py-spy", script))
         (without,) = look(process)
     assert stack.source.startswith(expected)
     assert without.source == NO_PY_SPY
@@ -137,7 +130,7 @@ def test_a_tool_that_hangs_costs_only_its_process(tmp_path: Path) -> None:
     """After the node's limit the others are there."""
     script = 'case "$*" in *"--pid {0}") exec sleep 100;; esac; exit 3'
     with running(WAITS) as one, running(WAITS) as other:
-        tool = fake(tmp_path, "py-spy", script.replace("{0}", str(one.pid)))
+        tool = program(tmp_path, "py-spy", script.replace("{0}", str(one.pid)))
         began = time.monotonic()
         stacks = look(one, other, tool=tool, limit=1.5)
     assert time.monotonic() - began < 8
@@ -242,10 +235,65 @@ def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
     """An image's Python may have it where PATH does not lead."""
     python = str(tmp_path / "env/bin/python")
     assert find_py_spy([python], str(tmp_path)) is None
-    on_path = fake(tmp_path, "py-spy", "true")
+    on_path = program(tmp_path, "py-spy", "true")
     assert find_py_spy([python], str(tmp_path)) == on_path
     (tmp_path / "env/bin").mkdir(parents=True)
     assert find_py_spy([python], str(tmp_path)) == on_path
-    beside = fake(tmp_path / "env/bin", "py-spy", "true")
+    beside = program(tmp_path / "env/bin", "py-spy", "true")
     assert find_py_spy([python], str(tmp_path)) == beside
     assert find_py_spy(["/none/bin/python", python], str(tmp_path)) == beside
+
+
+# --- what a job keeps busy --------------------------------------------------------------------
+
+IN_ITS_STEAD = """
+from agent.processes import parent
+from agent.processes.driver import job_processes
+parent.former_agents = {former}
+print([one.process.pid for one in job_processes(None) if one.role == "ray::Trainer"])
+"""
+
+
+@pytest.mark.parametrize("former", [(1,), ()])
+def test_a_stall_of_a_killed_agent_is_examined_by_the_next(former: tuple[int, ...]) -> None:
+    """It is below our parent then: who looked only below us would take the job for idle."""
+    left = ["ray::Trainer", "-c", "input()"]
+    with subprocess.Popen(left, executable=sys.executable, stdin=subprocess.PIPE) as trainer:
+        try:
+            argv = [sys.executable, "-c", IN_ITS_STEAD.format(former=former)]
+            found = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        finally:
+            trainer.kill()
+    assert found.stdout == f"{[trainer.pid] if former else []}\n"
+
+
+# --- how busy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("used", "seconds", "processes", "is_busy"),
+    [(0.0, 10.0, 4, False), (1.0, 10.0, 4, False), (5.0, 10.0, 4, True), (0.0, 0.0, 0, False)],
+)
+def test_processors_that_work(
+    used: float, seconds: float, processes: int, *, is_busy: bool
+) -> None:
+    """Processes that only wait use a little each."""
+    assert bool(busy_cores(used, seconds, processes)) is is_busy
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+def test_a_tool_has_its_time(tmp_path: Path) -> None:
+    """What it prints, or why there is nothing; it is not waited for for ever."""
+    log = tmp_path / "tool.log"
+
+    async def ask(script: str, limit: float = 20.0) -> tuple[str, str]:
+        return await output_of([program(tmp_path, "tool", script)], {}, lambda: log, limit)
+
+    assert anyio.run(ask, "echo one; echo two") == ("one\ntwo\n", "")
+    said, fault = anyio.run(ask, "echo one; echo broken >&2; exit 3")
+    assert (said, fault) == ("one\n", "exit code 3; last output: broken")
+    assert anyio.run(ask, "exec sleep 100", 0.3) == ("", "tool did not end within 0.3 s")
+    missing = anyio.run(output_of, ["/none/py-spy"], {}, lambda: log, 5.0)
+    assert missing == ("", "[Errno 2] No such file or directory: '/none/py-spy'")

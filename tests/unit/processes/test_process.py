@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -16,22 +15,23 @@ import psutil
 import pytest
 
 from agent.processes import process
-from agent.processes.process import Child, adopt, start_time
-from agent.processes.waiting import NotYet, until
+from agent.processes.process import Child, start_time
 from agent.record.background import DiskAlarm
+from support.conditions import is_so, lives
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Iterator
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 
 ENV = {"PATH": os.defpath}
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine; afterwards no child, open file or managed PID may be left."""
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Look that no child, open file or managed PID is left."""
     before = open_files()
-    anyio.run(scenario)
+    yield
     assert not psutil.Process().children()
     assert not process.managed
     late = time.monotonic() + 20
@@ -53,12 +53,8 @@ async def start(folder: Path, script: str, *, keep_group: bool = False) -> Child
 
 async def written(path: Path) -> str:
     """Wait for a whole line in a file, and return it."""
-
-    async def check() -> str | NotYet:
-        text = text_of(path)
-        return text.strip() if text.endswith("\n") else NotYet()
-
-    return await until(check, 20.0, longest=0.05)
+    await is_so(lambda: text_of(path).endswith("\n"))
+    return text_of(path).strip()
 
 
 def text_of(path: Path) -> str:
@@ -71,59 +67,30 @@ def await_end(pid: int, options: int = 0) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | options)
 
 
-def lives(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def gone(pid: int) -> None:
-    """Wait until a process has exited; init may have to reap it."""
-
-    async def check() -> bool | NotYet:
-        return NotYet() if lives(pid) else True
-
-    await until(check, 20.0, longest=0.05)
-
-
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)])
-def test_any_number_of_waiters_get_the_code(tmp_path: Path, script: str, code: int) -> None:
+async def test_any_number_of_waiters_get_the_code(tmp_path: Path, script: str, code: int) -> None:
     """Each waiter, early or late, gets the same code."""
+    child = await start(tmp_path, script)
+    received: list[int] = []
 
-    async def scenario() -> None:
-        child = await start(tmp_path, script)
-        received: list[int] = []
+    async def wait() -> None:
+        received.append(await child.wait())
 
-        async def wait() -> None:
-            received.append(await child.wait())
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            tasks.start_soon(wait)
-        assert [*received, await child.wait()] == [code] * 3
-        assert not child.running
-
-    run(scenario)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        tasks.start_soon(wait)
+    assert [*received, await child.wait()] == [code] * 3
+    assert not child.running
 
 
-def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
+async def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
     """Its exit is observed and it is reaped without a waiter."""
-
-    async def scenario() -> None:
-        child = await start(tmp_path, "exit 3")
-
-        async def check() -> bool | NotYet:
-            return NotYet() if child.running else True
-
-        await until(check, 20.0, longest=0.05)
-        assert not psutil.pid_exists(child.pid)
-
-    run(scenario)
+    child = await start(tmp_path, "exit 3")
+    await is_so(lambda: not child.running)
+    assert not psutil.pid_exists(child.pid)
 
 
-def test_the_rest_of_its_group_ends_before_it_is_reaped(
+async def test_the_rest_of_its_group_ends_before_it_is_reaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group is signaled only while its leader, a zombie, keeps the PID reserved."""
@@ -135,51 +102,40 @@ def test_the_rest_of_its_group_ends_before_it_is_reaped(
         killpg(pid, signum)
 
     monkeypatch.setattr(os, "killpg", noted)
-
-    async def scenario() -> None:
-        child = await start(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; exit 5")
-        assert await child.wait() == 5
-        await gone(int(await written(tmp_path / "pid")))
-        assert leaders == [psutil.STATUS_ZOMBIE]
-        await child.stop(1.0)
-        assert leaders == [psutil.STATUS_ZOMBIE]
-
-    run(scenario)
+    child = await start(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; exit 5")
+    assert await child.wait() == 5
+    pid = int(await written(tmp_path / "pid"))
+    await is_so(lambda: not lives(pid))
+    assert leaders == [psutil.STATUS_ZOMBIE]
+    await child.stop(1.0)
+    assert leaders == [psutil.STATUS_ZOMBIE]
 
 
-def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
+async def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopping a reaped child sends no signal."""
+    child = await start(tmp_path, "true")
+    await child.wait()
 
-    async def scenario() -> None:
-        child = await start(tmp_path, "true")
-        await child.wait()
+    def fail(*_: object) -> None:
+        pytest.fail("a signal was sent to a pid that is not ours")
 
-        def fail(*_: object) -> None:
-            pytest.fail("a signal was sent to a pid that is not ours")
-
-        monkeypatch.setattr(os, "killpg", fail)
-        monkeypatch.setattr(os, "kill", fail)
-        await child.stop(1.0)
-        await child.stop(1.0, leader_ends_group=True)
-
-    run(scenario)
+    monkeypatch.setattr(os, "killpg", fail)
+    monkeypatch.setattr(os, "kill", fail)
+    await child.stop(1.0)
+    await child.stop(1.0, leader_ends_group=True)
 
 
-def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
+async def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
     """If its background processes are to continue, they do."""
-
-    async def scenario() -> None:
-        script = f"sleep 1000 & echo $! > {tmp_path}/pid"
-        child = await start(tmp_path, script, keep_group=True)
-        assert await child.wait() == 0
-        pid = int(await written(tmp_path / "pid"))
-        assert lives(pid)
-        os.kill(pid, signal.SIGKILL)
-        await gone(pid)
-
-    run(scenario)
+    script = f"sleep 1000 & echo $! > {tmp_path}/pid"
+    child = await start(tmp_path, script, keep_group=True)
+    assert await child.wait() == 0
+    pid = int(await written(tmp_path / "pid"))
+    assert lives(pid)
+    os.kill(pid, signal.SIGKILL)
+    await is_so(lambda: not lives(pid))
 
 
 @pytest.mark.parametrize("leader_only", [False, True])
@@ -188,131 +144,99 @@ def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
     [("trap 'exit 4' TERM; {wait}", 4), ("trap '' TERM; {wait}", 137)],
     ids=["heeds", "deaf"],
 )
-def test_stop_ends_it_and_its_group(
+async def test_stop_ends_it_and_its_group(
     tmp_path: Path, script: str, code: int, *, leader_only: bool
 ) -> None:
     """TERM, and KILL for a process that ignores it; none of the group is left."""
     wait = (
         f"sh -c 'echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done' & while :; do wait; done"
     )
-
-    async def scenario() -> None:
-        child = await start(tmp_path, script.replace("{wait}", wait))
-        pid = int(await written(tmp_path / "pid"))
-        await child.stop(0.5 if code == 137 else 20.0, leader_ends_group=leader_only)
-        assert await child.wait() == code
-        await gone(pid)
-
-    run(scenario)
+    child = await start(tmp_path, script.replace("{wait}", wait))
+    pid = int(await written(tmp_path / "pid"))
+    await child.stop(0.5 if code == 137 else 20.0, leader_ends_group=leader_only)
+    assert await child.wait() == code
+    await is_so(lambda: not lives(pid))
 
 
-def test_what_a_shell_started_has_the_grace_too(tmp_path: Path) -> None:
+async def test_what_a_shell_started_has_the_grace_too(tmp_path: Path) -> None:
     """A shell ends by the signal at once; the program that it runs may still save."""
     saves = f"trap 'sleep 0.7; echo > {tmp_path}/saved; exit' TERM; echo > {tmp_path}/up"
     (tmp_path / "job.sh").write_text(f"{saves}\nwhile :; do sleep 0.05; done\n", encoding="utf-8")
-
-    async def scenario() -> None:
-        child = await start(tmp_path, f"sh {tmp_path}/job.sh; :")
-        await written(tmp_path / "up")
-        began = anyio.current_time()
-        await child.stop(20.0)
-        assert await child.wait() == 143
-        assert (tmp_path / "saved").exists()
-        assert anyio.current_time() - began < 15
-
-    run(scenario)
+    child = await start(tmp_path, f"sh {tmp_path}/job.sh; :")
+    await written(tmp_path / "up")
+    began = anyio.current_time()
+    await child.stop(20.0)
+    assert await child.wait() == 143
+    assert (tmp_path / "saved").exists()
+    assert anyio.current_time() - began < 15
 
 
-def test_a_stop_that_is_canceled_still_kills(tmp_path: Path) -> None:
+async def test_a_stop_that_is_canceled_still_kills(tmp_path: Path) -> None:
     """A canceled stop leaves no process behind."""
-
-    async def scenario() -> None:
-        child = await start(tmp_path, f"trap '' TERM; echo > {tmp_path}/up; while :; do :; done")
-        await written(tmp_path / "up")
-        with anyio.move_on_after(0.1):
-            await child.stop(60.0)
-        assert await child.wait() == 137
-
-    run(scenario)
+    child = await start(tmp_path, f"trap '' TERM; echo > {tmp_path}/up; while :; do :; done")
+    await written(tmp_path / "up")
+    with anyio.move_on_after(0.1):
+        await child.stop(60.0)
+    assert await child.wait() == 137
 
 
-def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
+async def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
     """A child that has exited, and is not yet reaped by us, is left to its owner."""
-
-    async def scenario() -> None:
-        child = await start(tmp_path, "exit 9")
-        await_end(child.pid, os.WNOWAIT)
-        process.reap()
-        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
-        assert await child.wait() == 9
-
-    run(scenario)
+    child = await start(tmp_path, "exit 9")
+    await_end(child.pid, os.WNOWAIT)
+    process.reap()
+    assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    assert await child.wait() == 9
 
 
-def test_a_child_that_others_reaped_is_no_success(tmp_path: Path) -> None:
+async def test_a_child_that_others_reaped_is_no_success(tmp_path: Path) -> None:
     """Its code is unknown, which is a failure."""
-
-    async def scenario() -> None:
-        child = await start(tmp_path, "exit 0")
-        await_end(child.pid)
-        assert await child.wait() == 255
-
-    run(scenario)
+    child = await start(tmp_path, "exit 0")
+    await_end(child.pid)
+    assert await child.wait() == 255
 
 
-def test_talking_through_pipes(tmp_path: Path) -> None:
+async def test_talking_through_pipes(tmp_path: Path) -> None:
     """Input arrives, output is read to the end, and a closed pipe is reported."""
-
-    async def scenario() -> None:
-        script = "read line; echo received $line; echo bye; echo oops >&2"
-        log = partial(Path, tmp_path, "log")
-        child = await Child.start("child", ["sh", "-c", script], ENV, log, piped=True)
-        assert child.stdin is not None
-        child.stdin.write(b"you\n")
-        await child.stdin.drain()
-        assert await child.stdout.readline() == b"received you\n"
-        assert await child.wait() == 0
-        assert await child.stdout.readline() == b"bye\n"
-        assert await child.stdout.readline() == b""
-        assert child.stdin.is_closing()
-        assert child.end_sentence(0).endswith("oops")
-        await child.stop(0.0)
-
-    run(scenario)
+    script = "read line; echo received $line; echo bye; echo oops >&2"
+    log = partial(Path, tmp_path, "log")
+    child = await Child.start("child", ["sh", "-c", script], ENV, log, piped=True)
+    assert child.stdin is not None
+    child.stdin.write(b"you\n")
+    await child.stdin.drain()
+    assert await child.stdout.readline() == b"received you\n"
+    assert await child.wait() == 0
+    assert await child.stdout.readline() == b"bye\n"
+    assert await child.stdout.readline() == b""
+    assert child.stdin.is_closing()
+    assert child.end_sentence(0).endswith("oops")
+    await child.stop(0.0)
 
 
-def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
+async def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
     """Neither a full pipe nor unread output keeps it running, or a file open."""
-
-    async def scenario() -> None:
-        script = "import sys; print('x' * 20_000_000, flush=True); sys.stdin.read()"
-        log = partial(Path, tmp_path, "log")
-        child = await Child.start("child", [sys.executable, "-c", script], ENV, log, piped=True)
-        assert child.stdin is not None
-        child.stdin.write(b"x" * 1_000_000)
-        with anyio.move_on_after(0.3) as scope:
-            await child.stdin.drain()
-        assert scope.cancelled_caught
-        await child.stop(0.2)
-        assert await child.wait() in {137, 143}
-
-    run(scenario)
+    script = "import sys; print('x' * 20_000_000, flush=True); sys.stdin.read()"
+    log = partial(Path, tmp_path, "log")
+    child = await Child.start("child", [sys.executable, "-c", script], ENV, log, piped=True)
+    assert child.stdin is not None
+    child.stdin.write(b"x" * 1_000_000)
+    with anyio.move_on_after(0.3) as scope:
+        await child.stdin.drain()
+    assert scope.cancelled_caught
+    await child.stop(0.2)
+    assert await child.wait() in {137, 143}
 
 
-def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
     """The error is the system's own."""
-
-    async def scenario() -> None:
-        log = partial(Path, tmp_path, "log")
-        with pytest.raises(FileNotFoundError):
-            await Child.start("child", ["/no/such/program"], ENV, log)
-        with pytest.raises(FileNotFoundError):
-            await Child.start("child", ["/no/such/program"], ENV, log, piped=True)
-
-    run(scenario)
+    log = partial(Path, tmp_path, "log")
+    with pytest.raises(FileNotFoundError):
+        await Child.start("child", ["/no/such/program"], ENV, log)
+    with pytest.raises(FileNotFoundError):
+        await Child.start("child", ["/no/such/program"], ENV, log, piped=True)
 
 
-def test_a_log_that_cannot_be_opened_is_reported_once(
+async def test_a_log_that_cannot_be_opened_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk or a missing folder costs a child's output, and not the run."""
@@ -320,96 +244,29 @@ def test_a_log_that_cannot_be_opened_is_reported_once(
     word = DiskAlarm(lambda text, _level: said.append(text))
     monkeypatch.setattr(process, "disk_alarm", word)
     log = partial(Path, tmp_path, "gone", "ray-start.log")
-
-    async def scenario() -> None:
-        for _ in range(2):
-            child = await Child.start("ray start", ["sh", "-c", "echo hi; exit 6"], ENV, log)
-            assert await child.wait() == 6
-            assert child.end_sentence(6) == "exit code 6; last output: hi"
-        piped = await Child.start("bridge", ["sh", "-c", "echo hi >&2"], ENV, log, piped=True)
-        assert await piped.wait() == 0
-        await piped.stop(0.0)
-
-    run(scenario)
+    for _ in range(2):
+        child = await Child.start("ray start", ["sh", "-c", "echo hi; exit 6"], ENV, log)
+        assert await child.wait() == 6
+        assert child.end_sentence(6) == "exit code 6; last output: hi"
+    piped = await Child.start("bridge", ["sh", "-c", "echo hi >&2"], ENV, log, piped=True)
+    assert await piped.wait() == 0
+    await piped.stop(0.0)
     (line,) = said
     assert line.startswith("ray-start.log cannot be written: No such file or directory. ")
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "fifo"], ids=["full", "stalled"])
-def test_a_disk_that_takes_nothing_holds_no_child_up(tmp_path: Path, place: str) -> None:
-    """3 MB to a full or stalled disk: the child runs on to its own exit and output."""
-    path = Path(place) if place == "/dev/full" else tmp_path / place
-    if place == "fifo":
-        os.mkfifo(path)  # opening it without a reader blocks for ever
-
-    async def scenario() -> None:
-        script = "yes 'a line that no disk takes' | head -c 3000000; echo last words; exit 6"
-        child = await Child.start("child", ["sh", "-c", script], ENV, lambda: path)
-        with anyio.fail_after(30):
-            assert await child.wait() == 6
-        assert child.tail(1).endswith("last words")
-
-    anyio.run(scenario)
-
-
-def test_a_fast_child_loses_nothing(tmp_path: Path) -> None:
+async def test_a_fast_child_loses_nothing(tmp_path: Path) -> None:
     """If it writes faster than the disk, it waits, and every byte arrives."""
-
-    async def scenario() -> None:
-        child = await start(tmp_path, "seq 1000000")
-        assert await child.wait() == 0
-
-    run(scenario)
+    child = await start(tmp_path, "seq 1000000")
+    assert await child.wait() == 0
     assert (tmp_path / "log").read_text().split() == [str(n) for n in range(1, 1_000_001)]
 
 
-def test_a_child_outlives_who_reads_its_output(tmp_path: Path) -> None:
-    """After its agent is killed the child continues to write, and another agent reads."""
-    program = f"""
-import os, sys, anyio
-from pathlib import Path
-from agent.processes.process import Child
-async def scenario():
-    wait = "while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
-    script = f"echo first; {{wait}}; echo second; sleep 1000"
-    child = await Child.start("child", ["sh", "-c", script], dict(PATH=os.defpath),
-                              lambda: Path({str(tmp_path)!r}, "log"))
-    log = Path({str(tmp_path)!r}, "log")
-    while not log.exists() or "first" not in log.read_text():
-        await anyio.sleep(0.01)
-    print(child.pid, flush=True)
-    os._exit(0)
-anyio.run(scenario)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    pid = int(done.stdout)
-
-    async def scenario() -> None:
-        child = adopt("child", pid, start_time(pid), partial(Path, tmp_path, "log"))
-        assert child is not None
-        (tmp_path / "go").touch()
-
-        async def received() -> bool | NotYet:
-            return "second" in child.tail() or NotYet()
-
-        await until(received, 20.0, longest=0.05)
-        await child.stop(0.0)
-
-    anyio.run(scenario)
-    assert (tmp_path / "log").read_text().split() == ["first", "second"]
-
-
-def test_a_child_is_known_by_its_start_too(tmp_path: Path) -> None:
+async def test_a_child_is_known_by_its_start_too(tmp_path: Path) -> None:
     """PID and start time identify a process; a program's name may contain anything."""
-
-    async def scenario() -> None:
-        child = await start(tmp_path, "printf ') 1 2 (' > /proc/self/comm; exec sleep 1000")
-        ticks = os.sysconf("SC_CLK_TCK")
-        since_boot = psutil.Process(child.pid).create_time() - psutil.boot_time()
-        assert abs(start_time(child.pid) / ticks - since_boot) < 2
-        await child.stop(5.0)
-        assert start_time(child.pid) == 0
-
-    run(scenario)
+    child = await start(tmp_path, "printf ') 1 2 (' > /proc/self/comm; exec sleep 1000")
+    ticks = os.sysconf("SC_CLK_TCK")
+    since_boot = psutil.Process(child.pid).create_time() - psutil.boot_time()
+    assert abs(start_time(child.pid) / ticks - since_boot) < 2
+    await child.stop(5.0)
+    assert start_time(child.pid) == 0

@@ -1,10 +1,13 @@
-"""Ray's own processes: which are gone or stopped, and how long that is tolerated."""
+"""Ray's own processes that are gone or stopped, and sessions of earlier Rays."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -13,9 +16,11 @@ import pytest
 from agent.base import times
 from agent.processes import ray_parts
 from agent.processes.process import Child
+from agent.processes.ray_machine import SESSION_QUIET, prune_sessions
 from agent.processes.ray_parts import RayParts, ray_processes
-from agent.processes.waiting import NotYet, until
+from agent.processes.waiting import BestEffort
 from agent.record.node_record import ProcessStat
+from support.conditions import is_so
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +75,8 @@ def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
     assert [parts.find_lost(found) for _, found, _ in history] == [end for _, _, end in history]
 
 
-def test_a_part_that_is_killed_ends_its_ray(
+@pytest.mark.anyio
+async def test_a_part_that_is_killed_ends_its_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, although its parent does not reap its children; a stopped one is logged."""
@@ -81,31 +87,69 @@ def test_a_part_that_is_killed_ends_its_ray(
     script = f"{tmp_path}/gcs_server 100 & {tmp_path}/raylet 100 & exec {sleep} 100"
     logged: list[str] = []
     monkeypatch.setattr(ray_parts, "say", lambda line, _level: logged.append(line))
-
-    async def scenario() -> tuple[str, int]:
-        child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
-        parts = RayParts(child, anyio.current_time)
-
-        async def both() -> bool | NotYet:
-            return True if len(ray_processes(child.pid)) == 2 else NotYet()
-
-        async def is_logged() -> bool | NotYet:
-            return True if logged else NotYet()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(parts.watch)
-            await until(both, 5.0, longest=0.05)
-            pids = {stat.name: pid for pid, stat in ray_processes(child.pid).items()}
-            os.kill(pids["gcs_server"], signal.SIGSTOP)
-            await until(is_logged, 5.0, longest=0.05)
-            os.kill(pids["gcs_server"], signal.SIGCONT)
-            os.kill(pids["raylet"], signal.SIGKILL)
-            code = await child.wait()
-            tasks.cancel_scope.cancel()
-        return parts.end_sentence(code), code
-
-    sentence, code = anyio.run(scenario)
+    child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
+    parts = RayParts(child, anyio.current_time)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.watch)
+        await is_so(lambda: len(ray_processes(child.pid)) == 2, 5.0)
+        pids = {stat.name: pid for pid, stat in ray_processes(child.pid).items()}
+        os.kill(pids["gcs_server"], signal.SIGSTOP)
+        await is_so(lambda: bool(logged), 5.0)
+        os.kill(pids["gcs_server"], signal.SIGCONT)
+        os.kill(pids["raylet"], signal.SIGKILL)
+        code = await child.wait()
+        tasks.cancel_scope.cancel()
+    sentence = parts.end_sentence(code)
     assert "its gcs_server" in logged[0]
     assert "its raylet" in sentence
     assert "is gone; `ray start` ended" in sentence
     assert code != 0  # it was stopped: its own end after 100 s would be 0
+
+
+# --- sessions of earlier Rays -----------------------------------------------------------------
+
+
+def made(temp: Path, day: int, age: float = 2 * SESSION_QUIET) -> Path:
+    """Make a session's folder as Ray leaves it, with spilled objects."""
+    session = temp / f"session_2026-01-{day:02}_10-00-00_000001_77"
+    for part in ("logs", "ray_spilled_objects_abc"):
+        (session / part).mkdir(parents=True)
+    for file in (session / "logs/raylet.out", session / "ray_spilled_objects_abc/x"):
+        file.write_text("x")
+    then = time.time() - age - 40 + day
+    for path in (*session.rglob("*"), session):
+        os.utime(path, (then, then))
+    return session
+
+
+def test_the_disk_is_freed(tmp_path: Path) -> None:
+    """Old sessions are removed; used ones, new ones, links and other names stay."""
+    dead = [made(tmp_path, day) for day in range(1, 7)]
+    lives, fresh = made(tmp_path, 20), made(tmp_path, 21, age=0)
+    strange = tmp_path / "session_mine"
+    strange.mkdir()
+    link = tmp_path / "session_2020-01-01_10-00-00_000001_77"
+    link.symlink_to(lives)
+    (tmp_path / "session_latest").symlink_to(dead[0])
+    code = "print('up', flush=True); import time; time.sleep(60)"
+    command = [sys.executable, "-c", code, f"--session-name={lives.name}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as raylet:
+        try:
+            assert raylet.stdout is not None
+            raylet.stdout.readline()
+            anyio.run(prune_sessions, str(tmp_path), BestEffort())
+        finally:
+            raylet.kill()
+    assert [one.exists() for one in dead] == [False] * 3 + [True] * 3
+    assert [(one / "logs/raylet.out").exists() for one in dead[3:]] == [True] * 3
+    assert not any((one / "ray_spilled_objects_abc").exists() for one in dead[3:])
+    for one in (lives, fresh):
+        assert (one / "ray_spilled_objects_abc/x").exists()
+    assert strange.exists()
+    assert link.is_symlink()
+
+
+def test_where_there_is_none(tmp_path: Path) -> None:
+    """On a pod's first run there is nothing to remove, not even a folder."""
+    anyio.run(prune_sessions, str(tmp_path / "none"), BestEffort())
+    assert not (tmp_path / "none").exists()

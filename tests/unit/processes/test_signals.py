@@ -32,28 +32,35 @@ pytestmark = pytest.mark.processes
 
 REPO = Path(__file__).parents[3]
 
-STORY = """
-import os, signal, anyio
+LIVE = """
+import os, signal, sys, anyio
 from agent.processes import signals
+from agent.processes.parent import install_handlers
 from agent.processes.signals import exit_now
 
-async def live():
+def live(*numbers, until=None):
     taken = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, taken.append, lambda signum: taken.append(-signum))
-        await anyio.wait_all_tasks_blocked()
-        os.kill(os.getpid(), {number})
-        with anyio.fail_after(5):
-            while not taken:
-                await anyio.sleep(0.01)
-        tasks.cancel_scope.cancel()
-    return taken
 
-taken = anyio.run(live)
-os.kill(os.getpid(), {number})
-print(*map(int, taken), flush=True)
-exit_now(7)
+    async def watch():
+        async with anyio.create_task_group() as tasks:
+            notify = lambda signum: taken.append(-signum)
+            tasks.start_soon(signals.watch_signals, taken.append, notify)
+            await anyio.wait_all_tasks_blocked()
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            with anyio.fail_after(5):
+                while not (until in taken if until else taken):
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(watch)
+    return sorted(map(int, taken))
+
 """
+"""`live` sends signals to its own process, and returns stops, and notices below 0."""
+
+
+LATE = f"{LIVE}print(*live({{number}}), flush=True); os.kill(os.getpid(), {{number}}); exit_now(7)"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,7 @@ exit_now(7)
 )
 def test_a_late_signal_does_not_change_the_code(number: int, passed_on: int) -> None:
     """The first one is taken, the one after the end is not, and the code stays."""
-    assert output_of(STORY.format(number=int(number))) == (7, f"{passed_on}\n")
+    assert output_of(LATE.replace("{number}", str(int(number)))) == (7, f"{passed_on}\n")
 
 
 def output_of(scenario: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
@@ -101,48 +108,17 @@ def test_every_terminating_signal_is_handled() -> None:
     assert STOPS[signal.SIGINT] == signal.SIGINT
 
 
-EARLY = """
-import os, signal
-from agent.processes.parent import install_handlers
-install_handlers()
-os.kill(os.getpid(), signal.SIGUSR1)
-os.kill(os.getpid(), signal.SIGUSR1)
-
-import anyio
-from agent.processes import signals
-
-async def live():
-    taken = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, taken.append, lambda signum: taken.append(-signum))
-        with anyio.fail_after(5):
-            while not taken:
-                await anyio.sleep(0.01)
-        tasks.cancel_scope.cancel()
-    return taken
-
-print(*map(int, anyio.run(live)))
-"""
-
-
 def test_a_signal_during_imports_is_handled_later() -> None:
     """A notice of the first moments is noted and reaches the program, once."""
-    assert output_of(EARLY) == (0, "-10\n")
-
-
-STRUCK = """
-import os
-from agent.processes.parent import install_handlers
-install_handlers()
-os.kill(os.getpid(), {number})
-print("goes on")
-"""
+    twice = "install_handlers(); [os.kill(os.getpid(), 10) for _ in range(2)]; print(*live())"
+    assert output_of(LIVE + twice) == (0, "-10\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_while_we_import_ends_us_at_once(number: int) -> None:
     """Our parent then says by which; a KeyboardInterrupt would be a 130 without a word."""
-    assert output_of(STRUCK.format(number=int(number))) == (-number, "")
+    struck = f"install_handlers(); os.kill(os.getpid(), {int(number)}); print('goes on')"
+    assert output_of(LIVE + struck) == (-number, "")
 
 
 CHILD = (
@@ -171,27 +147,6 @@ def test_children_start_with_defaults() -> None:
     assert output_of(PARENT, spoil) == (0, "[] []\n" * 3)
 
 
-IGNORED = """
-import os, signal, subprocess, anyio
-from agent.processes import signals
-
-async def live():
-    taken = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, taken.append, lambda signum: taken.append(-signum))
-        await anyio.wait_all_tasks_blocked()
-        for number in (1, 2, 2, 10, 15):
-            os.kill(os.getpid(), number)
-        with anyio.fail_after(5):
-            while signal.SIGTERM not in taken:
-                await anyio.sleep(0.01)
-        tasks.cancel_scope.cancel()
-    print(*sorted(map(int, taken)), subprocess.run(["sh", "-c", "exit 3"]).returncode)
-
-anyio.run(live)
-"""
-
-
 def test_what_nohup_ignores_stays_ignored() -> None:
     """A background job continues on Ctrl-C and hangup; SIGUSR1 and SIGUSR2 still arrive."""
 
@@ -199,7 +154,8 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
 
-    assert output_of(IGNORED, ignore) == (0, "-10 15 3\n")
+    scenario = f"{LIVE}print(*live(1, 2, 2, 10, 15, until=15), os.system('exit 3') >> 8)"
+    assert output_of(scenario, ignore) == (0, "-10 15 3\n")
 
 
 @pytest.mark.parametrize("words", [[], ["run"], ["run", "--", "true"]])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from functools import partial
 
 import anyio
 import pytest
 
 from agent.bridge.child import repeat
 from agent.processes.waiting import Inbox, NotYet, TimedOutError, until
+
+pytestmark = pytest.mark.anyio
 
 
 class Asked:
@@ -29,24 +30,24 @@ class Asked:
 
 @pytest.mark.parametrize("limit", [None, 5.0])
 @pytest.mark.parametrize("holds_at", [1, 4])
-def test_it_returns_what_it_waited_for(limit: float | None, holds_at: int) -> None:
+async def test_it_returns_what_it_waited_for(limit: float | None, holds_at: int) -> None:
     """The first answer that is not NotYet is the result, and nothing is asked after it."""
     check = Asked(holds_at)
-    assert anyio.run(partial(until, check, limit, step=0.001)) == "here"
+    assert await until(check, limit, step=0.001) == "here"
     assert check.times == holds_at
 
 
 @pytest.mark.parametrize("answer", [False, 0, "", None])
-def test_a_false_answer_is_an_answer(answer: object) -> None:
+async def test_a_false_answer_is_an_answer(answer: object) -> None:
     """Only NotYet means not yet."""
 
     async def check() -> object:
         return answer
 
-    assert anyio.run(partial(until, check, 5.0)) is answer
+    assert await until(check, 5.0) is answer
 
 
-def test_a_slow_first_answer_is_the_last() -> None:
+async def test_a_slow_first_answer_is_the_last() -> None:
     """The limit counts from the first question on."""
     check = Asked(2)
 
@@ -55,7 +56,7 @@ def test_a_slow_first_answer_is_the_last() -> None:
         return await check()
 
     with pytest.raises(TimedOutError, match="try 1"):
-        anyio.run(partial(until, slowly, 0.01))
+        await until(slowly, 0.01)
     assert check.times == 1
 
 
@@ -77,32 +78,25 @@ def test_what_holds_at_once_loads_nothing() -> None:
     subprocess.run([sys.executable, "-c", _AT_ONCE], check=True, timeout=30)
 
 
-def test_it_times_out_with_the_last_evidence() -> None:
+async def test_it_times_out_with_the_last_evidence() -> None:
     """At the deadline the error has the last evidence, and every change was reported."""
     check = Asked(10**9)
     sentences: list[str] = []
     with pytest.raises(TimedOutError) as caught:
-        anyio.run(
-            partial(until, check, 0.05, step=0.005, longest=0.01, on_evidence=sentences.append)
-        )
+        await until(check, 0.05, step=0.005, longest=0.01, on_evidence=sentences.append)
     assert check.times > 1
     assert str(caught.value) == f"try {check.times}"
     assert sentences == [f"try {n + 1}" for n in range(len(sentences))]
     assert len(sentences) >= check.times - 1
 
 
-def test_the_last_question_is_asked_at_the_deadline() -> None:
+async def test_the_last_question_is_asked_at_the_deadline() -> None:
     """A long step neither outlasts the deadline nor ends the wait before it."""
-    check = Asked(2)
-
-    async def scenario() -> str:
-        with anyio.fail_after(30):
-            return await until(check, 0.05, step=60.0, longest=60.0)
-
-    assert anyio.run(scenario) == "here"
+    with anyio.fail_after(30):
+        assert await until(Asked(2), 0.05, step=60.0, longest=60.0) == "here"
 
 
-def test_the_same_evidence_is_logged_once() -> None:
+async def test_the_same_evidence_is_logged_once() -> None:
     """Evidence is not reported again until it changes."""
     answers = iter(["refused", "refused", "slow", "refused", ""])
     sentences: list[str] = []
@@ -111,29 +105,25 @@ def test_the_same_evidence_is_logged_once() -> None:
         evidence = next(answers)
         return NotYet(evidence) if evidence else True
 
-    anyio.run(partial(until, check, 5.0, step=0.001, on_evidence=sentences.append))
+    await until(check, 5.0, step=0.001, on_evidence=sentences.append)
     assert sentences == ["refused", "slow", "refused"]
 
 
-def test_a_bug_in_a_condition_is_no_timeout() -> None:
+async def test_a_bug_in_a_condition_is_no_timeout() -> None:
     """An error of the condition's own comes through as it is."""
 
     async def check() -> NotYet:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        anyio.run(partial(until, check, 5.0))
+        await until(check, 5.0)
 
 
-def test_it_can_be_canceled_between_two_steps() -> None:
+async def test_it_can_be_canceled_between_two_steps() -> None:
     """A stop request does not wait for the next step."""
-
-    async def scenario() -> bool:
-        with anyio.move_on_after(0.02) as scope:
-            await until(Asked(10**9), None, step=60.0, longest=60.0)
-        return scope.cancelled_caught
-
-    assert anyio.run(scenario)
+    with anyio.move_on_after(0.02) as scope:
+        await until(Asked(10**9), None, step=60.0, longest=60.0)
+    assert scope.cancelled_caught
 
 
 def test_beats_end_on_request() -> None:
@@ -147,19 +137,16 @@ def test_beats_end_on_request() -> None:
     assert list(repeat(stop, 60.0)) == []
 
 
-def test_events_are_taken_in_order() -> None:
+async def test_events_are_taken_in_order() -> None:
     """One queue sees everything in the order in which it came, and None after its patience."""
-
-    async def scenario() -> list[str | None]:
-        inbox: Inbox[str] = Inbox(str)
-        inbox.put("a")
-        inbox.put("b")
-        return [await inbox.take(limit) for limit in (None, 0.0, 0.01, 0.0)]
-
-    assert anyio.run(scenario) == ["a", "b", None, None]
+    inbox: Inbox[str] = Inbox(str)
+    inbox.put("a")
+    inbox.put("b")
+    taken = [await inbox.take(limit) for limit in (None, 0.0, 0.01, 0.0)]
+    assert taken == ["a", "b", None, None]
 
 
-def test_an_event_wakes_the_taker() -> None:
+async def test_an_event_wakes_the_taker() -> None:
     """A taker with all the time in the world gets an event when it comes."""
     inbox: Inbox[str] = Inbox(str)
     taken: list[str | None] = []
@@ -167,11 +154,8 @@ def test_an_event_wakes_the_taker() -> None:
     async def take() -> None:
         taken.append(await inbox.take(None))
 
-    async def scenario() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take)
-            await anyio.wait_all_tasks_blocked()
-            inbox.put("late")
-
-    anyio.run(scenario)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        inbox.put("late")
     assert taken == ["late"]
