@@ -1,17 +1,16 @@
-"""Histories as tables: when, what happens, and what the head or a worker does about it.
+"""Histories as tables: what happens, and what the head or a worker does about it.
 
-A case is a list: its goal, what is durable if an earlier agent has left something, and rows. A row
-is a time, an event, and in words what is begun, asked or ended since then; one without words is an
-event after which nothing new is done. `…` stands for any words. What is done at a tick was due by
-then: nobody else wakes the head or a worker. Between rows stands what is logged so far (`Logged`),
-and all that is waited for (`Waits`).
+A case is a list: its goal, what is durable if an earlier agent has left something, and its history
+in words (`support.event_words`). A step whose event has no words is a row: a time, the event, and
+in words what is begun, asked or ended since then. A step without such words is an event after which
+nothing new is done. `…` stands for any words. What is done at a tick was due by then: nobody else
+wakes the head or a worker.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -19,11 +18,14 @@ from agent.decisions import worker
 from agent.decisions.durable import Durable, on_clock
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import HERE, LogLine, Tick
+from agent.decisions.head.members import members_of
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import HERE, RAY, SHARE, LogLine, Tick
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import WorkerGoal
+from agent.decisions.worker.worker_state import WorkerGoal, WorkerState
+from support.event_words import BOOT, LATER, NEXT_AGENT, Check, Row, rows_of
 from support.heads import (
-    SUBMITTED,
+    NOTHING_DURABLE,
     FollowJob,
     RayStarted,
     Released,
@@ -32,83 +34,155 @@ from support.heads import (
     StopJob,
     SubmitJob,
     Trace,
-    job,
-    nodes,
-    reported,
 )
 from support.workers import Began, Ended, WorkerTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from agent.decisions.head.head_goal import HeadGoal
     from agent.decisions.shared import HeadAction, WorkerAction
 
-Row = tuple[Any, ...]
-"""A time, an event, and words."""
-BOOT = None
-"""Instead of an event: the agent starts; it begins what waits for nothing, and says what waits."""
-NEXT_AGENT = "next agent"
-"""Instead of an event: the agent was killed, and the next one begins, which counts from 0."""
-LATER = math.inf
-"""Instead of a time: only time passes, until nothing more is waited for."""
-
-
 Case = list[Any]
-"""A goal, perhaps what is durable, and rows."""
+"""A goal, perhaps what is durable, and a history."""
+AnyTrace = Trace | WorkerTrace
 
 
-class Logged(NamedTuple):
-    """Words of a line that was logged so far."""
-
-    words: str
-
-
-class Waits:
-    """All that is waited for, as it is logged."""
-
-    def __init__(self, *sentences: str) -> None:
-        self.sentences = sentences
-
-
-ALONE_RUNS: list[Row] = [(3, nodes(), "submit run-1"), (4, SUBMITTED), (5, job("RUNNING"))]
-"""The job runs on the head alone."""
-PAIR_RUNS: list[Row] = [
-    (3, nodes(2), "submit run-1"),
-    (4, reported(2)),
-    (5, SUBMITTED),
-    (6, job("RUNNING")),
-]
-"""The job runs on the head and a worker."""
-
-
-def play(case: Case) -> None:
+def play(case: Case) -> AnyTrace:
     """Play a history; check what is done about each event, and what is so between them."""
-    goal, *rows = case
-    is_worker = isinstance(goal, WorkerGoal)
-    trace: Trace | WorkerTrace = WorkerTrace(goal, ()) if is_worker else Trace(goal, ())
+    goal, *parts = case
+    trace: AnyTrace = WorkerTrace(goal, ()) if isinstance(goal, WorkerGoal) else Trace(goal, ())
     wrong = []
-    for row in rows:
-        match row:
-            case Durable():
-                trace = Trace(goal, (), row)
-            case Logged(words):
-                if not re.search(_pattern(words), trace.log):
-                    wrong.append(f"{words} is not in the log:\n{trace.log}")
-            case Waits():
-                waits = _waits(trace)
-                if not _are_as(waits, row.sentences):
-                    wrong.append(f"it waits for {waits}")
-            case (at, event, *_) if event is NEXT_AGENT:
-                assert isinstance(trace, Trace)
-                trace = Trace(goal, (), on_clock(trace.persisted[-1], -at))
-            case (at, event, *expected):
-                done = _play_row(trace, at, event)
-                if not _are_as(done, expected):
-                    wrong.append(f"{at}: {done}, not {expected}")
+    for row in _rows(parts):
+        if isinstance(row, Durable):
+            trace = Trace(goal, (), row)
+        elif isinstance(row, WorkerState):
+            trace = WorkerTrace(goal, (), row)
+        elif isinstance(row, Check):
+            wrong += _wrong(trace, row)
+        elif row[1] is NEXT_AGENT:
+            assert isinstance(trace, Trace)
+            trace = Trace(goal, (), on_clock(trace.persisted[-1], -row[0]))
+        else:
+            at, event, *expected = row
+            done = _play_row(trace, at, event)
+            if not _are_as(done, expected):
+                wrong.append(f"{at}: {done}, not {expected}")
     assert not wrong, "\n".join(wrong)
+    _check_end(trace)
+    return trace
 
 
-def _play_row(trace: Trace | WorkerTrace, at: float, event: Any) -> list[str]:  # noqa: ANN401 - of either
+def play_head(case: Case) -> Trace:
+    """Play the history of a head; return its trace."""
+    trace = play(case)
+    assert isinstance(trace, Trace)
+    return trace
+
+
+def _check_end(trace: AnyTrace) -> None:
+    """Check that an end is final: one outcome, with the phase in which it came, and no deadline."""
+    for end in trace.outcomes:
+        assert trace.outcomes == [end]
+        assert end.phase
+        assert trace.state.phase.value == "leaving"
+        if isinstance(trace, WorkerTrace):
+            assert trace.state.verdict == end
+        else:
+            assert (trace.state.outcome, _deadline(trace)) == (end, None)
+
+
+def head_after(goal: HeadGoal, *history: str | Row, left: Durable = NOTHING_DURABLE) -> Trace:
+    """Return the trace of a head after a history, of which nothing is checked."""
+    trace = Trace(goal, (), left)
+    take(trace, *history)
+    return trace
+
+
+def worker_after(goal: WorkerGoal, *history: str | Row) -> WorkerTrace:
+    """Return the trace of a worker after a history, of which nothing is checked."""
+    trace = WorkerTrace(goal, ())
+    take(trace, *history)
+    return trace
+
+
+def take(trace: AnyTrace, *history: str | Row) -> None:
+    """Take the events of a history."""
+    for row in _rows(history):
+        at, event, *_ = row
+        _play_row(trace, at, event)
+
+
+def _rows(parts: Sequence[Any]) -> Iterator[Any]:
+    for part in parts:
+        if isinstance(part, str):
+            yield from rows_of(part)
+        else:
+            yield part
+
+
+def _wrong(trace: AnyTrace, check: Check) -> list[str]:
+    """Return what is not as a check has it."""
+    words = check.words
+    if check.what == "log":
+        is_there = re.search(_pattern(words), trace.log)
+        return [] if is_there else [f"{words} is not in the log:\n{trace.log}"]
+    if check.what in {"once", "not"}:
+        count, words = (1, words) if check.what == "once" else (0, words.removeprefix("logged "))
+        is_so = len(re.findall(_pattern(words), trace.log)) == count
+        return [] if is_so else [f"{words} is {count} times in the log:\n{trace.log}"]
+    if check.what == "wants":
+        node, _, words = words.partition(" ")
+        found = _wants(trace, node)
+    else:
+        found = _READINGS[check.what](trace)
+    expected = [] if words == "nothing" else words.split(" & ")
+    return [] if _are_as(found, expected) else [f"{check.what}: {found}, not {expected}"]
+
+
+MARKS = ("is_jobs_verdict", "holds_pod", "is_superseded", "is_warning")
+
+
+def _marks(trace: AnyTrace) -> list[str]:
+    return [mark for mark in MARKS if any(getattr(end, mark) for end in trace.outcomes)]
+
+
+def _standing(trace: Trace) -> list[str]:
+    worker = trace.state.fleet.workers["agent2"]
+    return [worker.state(counts=worker.ip in trace.state.fleet.alive).value]
+
+
+def _outages(trace: Trace) -> list[str]:
+    outages = trace.state.durable.outages
+    ends = ("" if one.until is None else f"{one.until:g}" for one in outages)
+    return [
+        f"{one.service} {one.since:g} to {end}".strip()
+        for one, end in zip(outages, ends, strict=True)
+    ]
+
+
+LETTERS = {"loading": "L", "stale": "T", "serving": "S", "dead": "D", "retired": "R"}
+
+
+def _members(trace: Trace) -> list[str]:
+    known = members_of(trace.state, trace.state.goal.services[0])
+    return ["".join(LETTERS[member.state.value] for member in known)] if known else []
+
+
+def _wants(trace: AnyTrace, node: str) -> list[str]:
+    assert isinstance(trace, Trace)
+    wants = wanted_of(trace.state, node)
+    return [
+        f"{_short(name)}{_again(want.generation)}{', stale' if want.is_stale else ''}"
+        for name, want in wants.items()
+    ]
+
+
+def _since(at: float | None) -> list[str]:
+    return [] if at is None else [f"since {at:g}"]
+
+
+def _play_row(trace: AnyTrace, at: float, event: Any) -> list[str]:  # noqa: ANN401 - of either
     """Take an event, or pass time; return what is done."""
     if event is BOOT:
         return _begun(trace)
@@ -127,23 +201,38 @@ def _play_row(trace: Trace | WorkerTrace, at: float, event: Any) -> list[str]:  
     return done
 
 
-def _begun(trace: Trace | WorkerTrace) -> list[str]:
+def _begun(trace: AnyTrace) -> list[str]:
     if isinstance(trace, WorkerTrace):
         return [f"start {name}" for name in trace.items]
     held_back = [one.sentence for one in trace.state.actions if isinstance(one, LogLine)]
     return [in_words(action) for action in trace.at_once] + held_back
 
 
-def _deadline(trace: Trace | WorkerTrace) -> float | None:
+def _deadline(trace: AnyTrace) -> float | None:
     if isinstance(trace, WorkerTrace):
         return worker.deadline(trace.state)
     return head.deadline(trace.state)
 
 
-def _waits(trace: Trace | WorkerTrace) -> list[str]:
+def _waits(trace: AnyTrace) -> list[str]:
     if isinstance(trace, WorkerTrace):
         return [wait.sentence(trace.now) for wait in worker.pending_waits(trace.state)]
     return [wait.sentence(trace.now) for wait in head.pending_waits(trace.state)]
+
+
+_READINGS: dict[str, Callable[[Any], list[str]]] = {
+    "phase": lambda trace: [trace.state.phase.value],
+    "culprit": lambda trace: [end.culprit for end in trace.outcomes],
+    "marks": _marks,
+    "waits": _waits,
+    "alive": lambda trace: [*trace.state.fleet.alive.values()],
+    "down": _outages,
+    "joined": lambda trace: ["yes" if trace.state.joined else "no"],
+    "members": _members,
+    "lost": lambda trace: [*trace.state.attempt.lost_nodes],
+    "stands": _standing,
+    "short": lambda trace: _since(trace.state.losses.below_required_since),
+}
 
 
 def _are_as(texts: Sequence[str], expected: Sequence[str]) -> bool:
@@ -175,13 +264,13 @@ def in_words(action: HeadAction | WorkerAction) -> str:
     match action:
         case Started(name, node, generation):
             where = "" if node == HERE else f" on {node}"
-            return f"start {name}{where}{_again(generation)}"
+            return f"start {_short(name)}{where}{_again(generation)}"
         case RayStarted(generation):
             return f"start Ray{_again(generation)}"
         case Began(name, generation):
-            return f"start {name}{_again(generation)}"
+            return f"start {_short(name)}{_again(generation)}"
         case Ended(name):
-            return f"stop {name}"
+            return f"stop {_short(name)}"
         case SubmitJob(it) | FollowJob(it) | SaveJob(it) | StopJob(it) | Released(it):
             return f"{_VERBS[type(action)]} {it}"
         case h.Ask(question):
@@ -194,3 +283,7 @@ def in_words(action: HeadAction | WorkerAction) -> str:
 
 def _again(generation: int) -> str:
     return f", generation {generation}" if generation > 1 else ""
+
+
+def _short(name: str) -> str:
+    return {RAY: "Ray", SHARE: "share"}.get(name, name)

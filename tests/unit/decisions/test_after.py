@@ -9,16 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.decisions import worker
-from agent.decisions.head import head_state as h
 from agent.decisions.shared import (
     HERE,
-    RAY,
     ItemReport,
     Step,
 )
-from agent.decisions.worker import worker_state as w
 from agent.job.services import (
     ON_EVERY,
     ON_HEAD,
@@ -32,13 +28,13 @@ from agent.job.services import (
 )
 from agent.plan import waits as wait_keys
 from support import workers
+from support.event_words import cases
 from support.heads import (
-    LOST,
     RETRIEVER,
     RETRIEVER_SPEC,
     REWARD,
     REWARD_SPEC,
-    SUBMITTED,
+    SHARED_DATA_STEP,
     TICK,
     Started,
     Trace,
@@ -48,9 +44,10 @@ from support.heads import (
     ready,
     reported,
 )
-from support.histories import BOOT, LATER, Case, Logged, Row, Waits, play
+from support.histories import Case, play
 
 if TYPE_CHECKING:
+    from agent.decisions.head import head_state as h
     from agent.decisions.head.head_goal import HeadGoal
 
 EACH = PrepareStep(PREPARE_EACH, "mount", ON_EVERY, 100.0, "AGENT_WAIT_PREPARE")
@@ -93,204 +90,176 @@ def by_agent(key: str, report: h.WorkerReported) -> h.WorkerReported:
 
 ON_HEAD_ALONE = replace(RETRIEVER_SPEC, where=ON_HEAD, after=())
 SERVER = replace(REWARD_SPEC, after=(RETRIEVER,))
-ALL_SERVE: list[Row] = [
-    (3, nodes()),
-    (10, ready(RETRIEVER), f"start {REWARD}"),
-    (10, ready(REWARD), "submit run-1"),
-    (10, SUBMITTED),
-]
+ALL_SERVE = (
+    "3 nodes | 10 ready retriever -> start reward server | "
+    "10 ready reward server -> submit run-1 | 10 accepted"
+)
 
-ON_THE_HEAD: dict[str, Case] = {
-    # The data takes longer than the server's limit, which counts from the server's own start
-    "the reward server waits for the data, and has its time from its own start": [
-        of(EACH, MAKE, ASKED),
-        (0, BOOT, f"start {PREPARE_EACH}", f"{PREPARE} waits…", f"{REWARD} waits…"),
-        (3, nodes()),
-        (90, ready(PREPARE_EACH), f"start {PREPARE}"),
-        Waits(
-            f"waiting for {REWARD}, not started, waits for {PREPARE} (15 min 10 s left)",
-            f"waiting for {PREPARE} (100 s left)",
-        ),
-        (180, TICK),
-        (185, ready(PREPARE), f"start {REWARD}"),
-        (400, ready(REWARD), "submit run-1"),
+OF_LOCAL = replace(workers.goal(), steps=(EACH, LAST), services=())
+GIVEN = replace(EACH, command="mount {head_ip}")
+GCS_ALONE = workers.replied(epoch=None)
+BOOTING = workers.replied(ready=False)
+OF_TURNS = {**workers.LIMITS, wait_keys.PREPARE: 100.0, wait_keys.BEFORE: 7000.0}
+WORDS = {
+    "steps and a server": of(EACH, MAKE, ASKED),
+    "has one step": replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH})),
+    "has all steps": replace(
+        of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH, PREPARE})
+    ),
+    "after what the run lacks": of(ASKED, replace(FINDER, after=("AGENT_MODEL", "data"))),
+    "server after retriever": of(ON_HEAD_ALONE, SERVER),
+    "ALL_SERVE": ALL_SERVE,
+    "server after retriever with 1 restart": of(replace(ON_HEAD_ALONE, restarts=1), SERVER),
+    "after an inessential one": of(
+        replace(ON_HEAD_ALONE, essential=False),
+        SERVER,
+        replace(ON_WORKERS, after=(RETRIEVER,)),
+        workers=1,
+    ),
+    "retriever after step, 2 workers": of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=2),
+    "all kinds": of(
+        EACH,
+        MAKE,
+        DATA,
+        replace(ON_WORKERS, after=(PREPARE,)),
+        ON_RANK,
+        replace(REWARD_SPEC, after=("judge",)),
+        workers=2,
+    ),
+    "data after make": of(replace(MAKE, after=()), DATA, workers=2),
+    "data after judge": of(replace(DATA, after=("judge",)), ON_RANK, workers=2),
+    "cache after step": of(replace(ON_WORKERS, after=(PREPARE_EACH,))),
+    "pod2 prepares until 1004": [
+        *((at, says(2, pending=PREPARE_EACH)) for at in range(14, 1004, 10))
     ],
-    "a step that fails ends the run, and nothing after it starts": [
-        of(EACH, MAKE, ASKED),
-        (3, nodes()),
-        (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
-    ],
-    "a step that is late ends the run": [
-        of(EACH, MAKE, ASKED),
-        (3, nodes()),
-        (100, TICK, f"end 69: {PREPARE_EACH} not ready in time…"),
-    ],
-    "a later step has its time from its own start": [
-        of(EACH, MAKE, ASKED),
-        (3, nodes()),
-        (9, ready(PREPARE_EACH), f"start {PREPARE}"),
-        (109, TICK, f"end 69: {PREPARE} not ready in time…"),
-    ],
-    "a server that ends at once ends the run": [
-        of(EACH, MAKE, ASKED),
-        (3, nodes()),
-        (9, ready(PREPARE_EACH), f"start {PREPARE}"),
-        (10, ready(PREPARE), f"start {REWARD}"),
-        (11, LOST, f"end 69: {REWARD} ended before it was ready: exit code 1"),
-    ],
-    "an agent that resumes does not repeat a step, and others still wait for theirs": [
-        replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH})),
-        (0, BOOT, f"start {PREPARE}", f"{REWARD} waits for {PREPARE}"),
-    ],
-    "an agent that resumes has all steps": [
-        replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH, PREPARE})),
-        (0, BOOT, f"start {REWARD}"),
-    ],
-    # AGENT_PREPARE may not be set, and the model may be a path
-    "what a run lacks is not waited for": [
-        of(ASKED, replace(FINDER, after=("AGENT_MODEL", "data"))),
-        (0, BOOT, f"start {REWARD}", f"start {RETRIEVER}"),
-    ],
-    "a restart waits for what is gone, too, and has its time from then": [
-        of(ON_HEAD_ALONE, SERVER),
-        *ALL_SERVE,
-        (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
-        (21, lost(REWARD, "exit code 1")),
-        (100, ready(RETRIEVER, 2), f"start {REWARD}, generation 2"),
-        Logged(f"{REWARD} waits for {RETRIEVER}"),
-        Waits("waiting for the job's status from Ray, …", f"waiting for {REWARD} (2 min left)"),
-    ],
-    "a restart that waits for what is lost for good ends the run": [
-        of(replace(ON_HEAD_ALONE, restarts=1), SERVER),
-        *ALL_SERVE,
-        (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
-        (21, lost(REWARD, "exit code 1")),
-        (30, lost(RETRIEVER, "exit code 1", 2), "stop run-1"),
-        (LATER, TICK, f"end 69: {RETRIEVER} is lost for good…"),
-    ],
-    "what is given up is not waited for, on all nodes": [
-        of(
-            replace(ON_HEAD_ALONE, essential=False),
-            SERVER,
-            replace(ON_WORKERS, after=(RETRIEVER,)),
-            workers=1,
-        ),
-        (3, nodes(2)),
-        (4, says(2)),
-        (20, lost(RETRIEVER, "exit code 1"), f"start {REWARD}", "start cache on agent2"),
-        Logged("the run goes on without it"),
-    ],
+    "server after cache, 2 workers": of(
+        ON_WORKERS, replace(REWARD_SPEC, after=("cache",)), workers=2
+    ),
+    "server after cache": of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",))),
+    "retriever after step, 1 worker": of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1),
+    "another agent is done": by_agent("agent9", says(2, PREPARE_EACH)),
+    "retriever after both steps": of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1),
+    "pod2 has its third retriever": has_retriever(2, Step.READY, 3),
+    "retriever, 1 worker": of(replace(FINDER, after=()), workers=1),
+    "pod2 has lost its third retriever": has_retriever(2, Step.LOST, 3),
+    "judge alone after step": of(EACH, replace(ON_RANK, alone=True, after=(PREPARE_EACH,))),
+    "pod2 leaves with exit code 5": reported(
+        2, "leaving", joined=False, rank=1, has_left=True, detail="exit code 5"
+    ),
+    "own steps": OF_LOCAL,
+    "step and data": replace(OF_LOCAL, steps=(EACH, DATA)),
+    "data with its turn": replace(OF_LOCAL, steps=(DATA,), limits=OF_TURNS),
+    "the head replies until 7100": [*((at, workers.replied()) for at in range(10, 7100, 50))],
+    "steps of the head": replace(OF_LOCAL, steps=(GIVEN, LAST, DATA)),
+    "step with head_ip": replace(OF_LOCAL, steps=(GIVEN, LAST)),
 }
 
-ON_WORKERS_TOO: dict[str, Case] = {
-    "a service of every node waits for its own node": [
-        of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=2),
-        (3, nodes(2, 3)),
-        (4, says(2, pending=PREPARE_EACH)),
-        (5, says(3, PREPARE_EACH), f"start {RETRIEVER} on agent3"),
-        (6, ready(PREPARE_EACH), f"start {RETRIEVER}"),
-        (7, ready(RETRIEVER)),
-        (7, says(3, PREPARE_EACH, RETRIEVER)),
-        (500, says(2, PREPARE_EACH), f"start {RETRIEVER} on agent2"),
-        Logged(f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}"),
-        Waits(f"waiting for {RETRIEVER} on pod2 (5 min left)"),
-    ],
-    "a step of the head and a service of rank 1 start all that waits for them": [
-        of(
-            EACH,
-            MAKE,
-            DATA,
-            replace(ON_WORKERS, after=(PREPARE,)),
-            ON_RANK,
-            replace(REWARD_SPEC, after=("judge",)),
-            workers=2,
-        ),
-        (3, nodes(2, 3)),
-        (4, says(3, pending=f"data {PREPARE_EACH}", rank=2)),
-        (5, ready(PREPARE_EACH), f"start {PREPARE}"),
-        (6, ready(PREPARE), "start data on agent3", "start cache on agent3", "start data"),
-        (
-            7,
-            says(2, "data", PREPARE_EACH, rank=1),
-            "start cache on agent2",
-            "start judge on agent2",
-        ),
-        (8, says(2, "data", PREPARE_EACH, "judge", rank=1), f"start {REWARD}"),
-    ],
-    "a wanted step waits for a step of the head; a later worker's is wanted with its report": [
-        of(replace(MAKE, after=()), DATA, workers=2),
-        (3, nodes(2, 3)),
-        (4, says(2, pending="data")),
-        (5, ready(PREPARE), "start data", "start data on agent2"),
-        (6, says(3, pending="data"), "start data on agent3"),
-    ],
-    "a wanted step waits for a service elsewhere": [
-        of(replace(DATA, after=("judge",)), ON_RANK, workers=2),
-        (3, nodes(2, 3)),
-        (4, says(2, pending="data", rank=1), "start judge on agent2"),
-        (4, says(3, pending="data", rank=2)),
-        (
-            8,
-            says(2, "judge", pending="data", rank=1),
-            "start data on agent2",
-            "start data",
-            "start data on agent3",
-        ),
-    ],
-    # A last resort: the worker itself should have ended long before
-    "a wait for a node that never gets done ends": [
-        of(replace(ON_WORKERS, after=(PREPARE_EACH,))),
-        (4, says(2, pending=PREPARE_EACH)),
-        (4, nodes()),
-        *((at, says(2, pending=PREPARE_EACH)) for at in range(14, 1004, 10)),
-        (1004, TICK, "end 69: cache on pod2 not ready in time: not started, waits for …"),
-    ],
-    "the services of as many workers as the run needs are waited for": [
-        of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",)), workers=2),
-        (3, nodes(2, 3)),
-        (4, says(2), "start cache on agent2"),
-        (5, says(2, "cache")),
-        (6, says(3), "start cache on agent3"),
-        (7, says(3, "cache"), f"start {REWARD}"),
-    ],
-    "without workers, none of theirs is waited for": [
-        of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",))),
-        (0, BOOT, f"start {REWARD}"),
-    ],
-    "another agent of a node is waited for anew": [
-        of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1),
-        (2, ready(PREPARE_EACH), f"start {RETRIEVER}"),
-        (3, nodes(2)),
-        (4, says(2, pending=PREPARE_EACH)),
-        (5, h.WorkerReplaced("agent2")),
-        (6, by_agent("agent9", says(2, PREPARE_EACH)), f"start {RETRIEVER} on agent9"),
-    ],
-    # It runs there already, whatever this head waits for
-    "what runs since an earlier head wanted it is wanted by that generation": [
-        of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1),
-        (3, nodes(2)),
-        (5, has_retriever(2, Step.READY, 3), f"start {RETRIEVER} on agent2, generation 3"),
-        (6, ready(PREPARE_EACH), f"start {PREPARE}"),
-        (7, ready(PREPARE), f"start {RETRIEVER}"),
-    ],
-    "what has ended under an earlier head is started as its next generation": [
-        of(replace(FINDER, after=()), workers=1),
-        (3, nodes(2)),
-        (5, has_retriever(2, Step.LOST, 3), f"start {RETRIEVER} on agent2, generation 4"),
-    ],
-    # It has only a service: its last report ends the wait for its rank
-    "a node whose step fails is named": [
-        of(EACH, replace(ON_RANK, alone=True, after=(PREPARE_EACH,))),
-        (2, ready(PREPARE_EACH)),
-        (3, nodes()),
-        (4, says(2, pending=PREPARE_EACH, rank=1)),
-        (
-            9,
-            reported(2, "leaving", joined=False, rank=1, has_left=True, detail="exit code 5"),
-        ),
-        (LATER, TICK, "end 69: rank 1, which is to run judge not ready in time: exit code 5"),
-    ],
-}
+ON_THE_HEAD = cases(
+    """\
+# The data takes longer than the server's limit, which counts from the server's own start
+the reward server waits for the data, and has its time from its own start [steps and a server]
+    0 boot -> start AGENT_PREPARE_EACH & AGENT_PREPARE waits… & reward server waits… | 3 nodes
+    90 ready AGENT_PREPARE_EACH -> start AGENT_PREPARE
+    waits waiting for reward server, not started, waits for AGENT_PREPARE (15 min 10 s left)
+        & waiting for AGENT_PREPARE (100 s left)
+    180 tick | 185 ready AGENT_PREPARE -> start reward server
+    400 ready reward server -> submit run-1
+a step that fails ends the run, and nothing after it starts [steps and a server]
+    3 nodes
+    9 lost AGENT_PREPARE_EACH: exit code 2 -> end 69: AGENT_PREPARE_EACH failed: exit code 2
+a step that is late ends the run [steps and a server]
+    3 nodes | 100 tick -> end 69: AGENT_PREPARE_EACH not ready in time…
+a later step has its time from its own start [steps and a server]
+    3 nodes | 9 ready AGENT_PREPARE_EACH -> start AGENT_PREPARE
+    109 tick -> end 69: AGENT_PREPARE not ready in time…
+a server that ends at once ends the run [steps and a server]
+    3 nodes | 9 ready AGENT_PREPARE_EACH -> start AGENT_PREPARE
+    10 ready AGENT_PREPARE -> start reward server
+    11 lost reward server: exit code 1
+        -> end 69: reward server ended before it was ready: exit code 1
+an agent that resumes does not repeat a step, and others still wait for theirs [has one step]
+    0 boot -> start AGENT_PREPARE & reward server waits for AGENT_PREPARE
+an agent that resumes has all steps [has all steps]
+    0 boot -> start reward server
+# AGENT_PREPARE may not be set, and the model may be a path
+what a run lacks is not waited for [after what the run lacks]
+    0 boot -> start reward server & start retriever
+a restart waits for what is gone, too, and has its time from then [server after retriever]
+    ALL_SERVE | 20 lost retriever: exit code 1 -> start retriever, generation 2
+    21 lost reward server: exit code 1
+    100 ready retriever, generation 2 -> start reward server, generation 2
+    log reward server waits for retriever
+    waits waiting for the job's status from Ray, … & waiting for reward server (2 min left)
+a restart that waits for what is lost for good ends the run [server after retriever with 1 restart]
+    ALL_SERVE | 20 lost retriever: exit code 1 -> start retriever, generation 2
+    21 lost reward server: exit code 1
+    30 lost retriever, generation 2: exit code 1 -> stop run-1
+    later tick -> end 69: retriever is lost for good…
+what is given up is not waited for, on all nodes [after an inessential one]
+    3 nodes 2 | 4 pod2 joined
+    20 lost retriever: exit code 1 -> start reward server & start cache on agent2
+    log the run goes on without it
+""",
+    WORDS,
+)
+
+ON_WORKERS_TOO = cases(
+    """\
+a service of every node waits for its own node [retriever after step, 2 workers]
+    3 nodes 2 3 | 4 pod2 reports: AGENT_PREPARE_EACH pending, AGENT_PREPARE_EACH pending
+    5 pod3 joined: AGENT_PREPARE_EACH ready -> start retriever on agent3
+    6 ready AGENT_PREPARE_EACH -> start retriever | 7 ready retriever
+    7 pod3 joined: AGENT_PREPARE_EACH ready, retriever ready
+    500 pod2 joined: AGENT_PREPARE_EACH ready -> start retriever on agent2
+    log retriever on pod2 waits for AGENT_PREPARE_EACH
+    waits waiting for retriever on pod2 (5 min left)
+a step of the head and a service of rank 1 start all that waits for them [all kinds]
+    3 nodes 2 3
+    4 pod3 reports as 2: data pending, AGENT_PREPARE_EACH pending, AGENT_PREPARE_EACH pending
+    5 ready AGENT_PREPARE_EACH -> start AGENT_PREPARE
+    6 ready AGENT_PREPARE -> start data on agent3 & start cache on agent3 & start data
+    7 pod2 joined as 1: data ready, AGENT_PREPARE_EACH ready -> start cache on agent2
+        & start judge on agent2
+    8 pod2 joined as 1: data ready, AGENT_PREPARE_EACH ready, judge ready -> start reward server
+a wanted step waits for a step of the head; a later worker's, too [data after make]
+    3 nodes 2 3 | 4 pod2 reports: data pending, AGENT_PREPARE_EACH pending
+    5 ready AGENT_PREPARE -> start data & start data on agent2
+    6 pod3 reports: data pending, AGENT_PREPARE_EACH pending -> start data on agent3
+a wanted step waits for a service elsewhere [data after judge]
+    3 nodes 2 3
+    4 pod2 reports as 1: data pending, AGENT_PREPARE_EACH pending -> start judge on agent2
+    4 pod3 reports as 2: data pending, AGENT_PREPARE_EACH pending
+    8 pod2 reports as 1: judge ready, data pending, AGENT_PREPARE_EACH pending
+        -> start data on agent2 & start data & start data on agent3
+# A last resort: the worker itself should have ended long before
+a wait for a node that never gets done ends [cache after step]
+    4 pod2 reports: AGENT_PREPARE_EACH pending, AGENT_PREPARE_EACH pending | 4 nodes
+    pod2 prepares until 1004
+    1004 tick -> end 69: cache on pod2 not ready in time: not started, waits for …
+the services of as many workers as the run needs are waited for [server after cache, 2 workers]
+    3 nodes 2 3 | 4 pod2 joined -> start cache on agent2 | 5 pod2 joined: cache ready
+    6 pod3 joined -> start cache on agent3 | 7 pod3 joined: cache ready -> start reward server
+without workers, none of theirs is waited for [server after cache]
+    0 boot -> start reward server
+another agent of a node is waited for anew [retriever after step, 1 worker]
+    2 ready AGENT_PREPARE_EACH -> start retriever | 3 nodes 2
+    4 pod2 reports: AGENT_PREPARE_EACH pending, AGENT_PREPARE_EACH pending | 5 pod2 replaced
+    6 another agent is done -> start retriever on agent9
+# It runs there already, whatever this head waits for
+what runs since an earlier head wanted it is wanted by that generation [retriever after both steps]
+    3 nodes 2 | 5 pod2 has its third retriever -> start retriever on agent2, generation 3
+    6 ready AGENT_PREPARE_EACH -> start AGENT_PREPARE | 7 ready AGENT_PREPARE -> start retriever
+what has ended under an earlier head is started as its next generation [retriever, 1 worker]
+    3 nodes 2 | 5 pod2 has lost its third retriever -> start retriever on agent2, generation 4
+# It has only a service: its last report ends the wait for its rank
+a node whose step fails is named [judge alone after step]
+    2 ready AGENT_PREPARE_EACH | 3 nodes
+    4 pod2 reports as 1: AGENT_PREPARE_EACH pending, AGENT_PREPARE_EACH pending
+    9 pod2 leaves with exit code 5
+    later tick -> end 69: rank 1, which is to run judge not ready in time: exit code 5
+""",
+    WORDS,
+)
 
 
 @pytest.mark.parametrize("case", (rows := ON_THE_HEAD | ON_WORKERS_TOO).values(), ids=rows)
@@ -361,69 +330,40 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
 
 # --- on a worker ---------------------------------------------------------------------------------
 
-OF_LOCAL = replace(workers.goal(), steps=(EACH, LAST), services=())
-GIVEN = replace(EACH, command="mount {head_ip}")
-GCS_ALONE = workers.replied(epoch=None)
-BOOTING = workers.replied(ready=False)
-OF_TURNS = {**workers.LIMITS, wait_keys.PREPARE: 100.0, wait_keys.BEFORE: 7000.0}
 
-ON_A_WORKER: dict[str, Case] = {
-    "its own steps follow each other without the head": [
-        OF_LOCAL,
-        (0, BOOT, f"start {PREPARE_EACH}"),
-        Waits(
-            f"waiting for {PREPARE_EACH} (100 s left)",
-            f"waiting for last, not started, waits for {PREPARE_EACH} (100 s left)",
-            "waiting for the head pod0, …",
-        ),
-        (95, ready(PREPARE_EACH), "start last"),
-        (120, workers.replied()),
-        (190, ready("last"), f"start {RAY}"),
-    ],
-    "a step that fails ends it, and no other begins": [
-        OF_LOCAL,
-        (0, BOOT, f"start {PREPARE_EACH}"),
-        (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
-    ],
-    "a step after one of another node waits for the head as well": [
-        replace(OF_LOCAL, steps=(EACH, DATA)),
-        (0, BOOT, f"start {PREPARE_EACH}"),
-        (1, workers.replied()),
-        Waits(
-            f"waiting for the head to have data run here, data waits for {PREPARE}; …",
-            f"waiting for {PREPARE_EACH} (99 s left)",
-        ),
-    ],
-    # Its turn comes at the latest after the limits of all that is before it
-    "the time of what it waits for counts before its own": [
-        replace(OF_LOCAL, steps=(DATA,), limits=OF_TURNS),
-        *((at, workers.replied()) for at in range(10, 7100, 50)),
-        (7100, workers.TICK, "end 69: data not ready in time…"),
-    ],
-    # The order on this node is kept; what runs on other nodes cannot be waited for
-    "where the head has no agent, nothing is waited for elsewhere": [
-        replace(OF_LOCAL, steps=(GIVEN, LAST, DATA)),
-        (2, GCS_ALONE),
-        (2 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}", "start data"),
-        (13, ready("data")),
-        (14, ready(PREPARE_EACH), "start last"),
-    ],
-    "what waits is not started out of reach: what it waits for runs again first": [
-        OF_LOCAL,
-        (2, BOOTING),
-        (3, w.HeadSilent("no answer")),
-        (51, workers.TICK, f"stop {PREPARE_EACH}"),
-        (60, BOOTING, f"start {PREPARE_EACH}, generation 2"),
-        (70, ready(PREPARE_EACH), "start last"),
-    ],
-    "a step that the head wants starts once, also after a head without an agent": [
-        replace(OF_LOCAL, steps=(GIVEN, LAST)),
-        (1, GCS_ALONE),
-        (1 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}"),
-        (2 + times.PLAIN_RAY, workers.wanted(1, "last"), "start last"),
-        (13, ready(PREPARE_EACH)),
-    ],
-}
+ON_A_WORKER = cases(
+    """\
+its own steps follow each other without the head [own steps]
+    0 boot -> start AGENT_PREPARE_EACH
+    waits waiting for AGENT_PREPARE_EACH (100 s left)
+        & waiting for last, not started, waits for AGENT_PREPARE_EACH (100 s left)
+        & waiting for the head pod0, …
+    95 ready AGENT_PREPARE_EACH -> start last | 120 reply
+    190 ready last -> start Ray
+a step that fails ends it, and no other begins [own steps]
+    0 boot -> start AGENT_PREPARE_EACH
+    9 lost AGENT_PREPARE_EACH: exit code 2 -> end 69: AGENT_PREPARE_EACH failed: exit code 2
+a step after one of another node waits for the head as well [step and data]
+    0 boot -> start AGENT_PREPARE_EACH | 1 reply
+    waits waiting for the head to have data run here, data waits for AGENT_PREPARE; …
+        & waiting for AGENT_PREPARE_EACH (99 s left)
+# Its turn comes at the latest after the limits of all that is before it
+the time of what it waits for counts before its own [data with its turn]
+    the head replies until 7100 | 7100 tick -> end 69: data not ready in time…
+# The order on this node is kept; what runs on other nodes cannot be waited for
+where the head has no agent, nothing is waited for elsewhere [steps of the head]
+    2 GCS alone | 12 GCS alone -> start AGENT_PREPARE_EACH & start data | 13 ready data
+    14 ready AGENT_PREPARE_EACH -> start last
+what waits is not started out of reach: what it waits for runs again first [own steps]
+    2 reply, not ready | 3 silent: no answer | 51 tick -> stop AGENT_PREPARE_EACH
+    60 reply, not ready -> start AGENT_PREPARE_EACH, generation 2
+    70 ready AGENT_PREPARE_EACH -> start last
+a step that the head wants starts once, also after a head without an agent [step with head_ip]
+    1 GCS alone | 11 GCS alone -> start AGENT_PREPARE_EACH | 12 wanted 1 last -> start last
+    13 ready AGENT_PREPARE_EACH
+""",
+    WORDS,
+)
 
 
 @pytest.mark.parametrize("case", ON_A_WORKER.values(), ids=ON_A_WORKER)
@@ -437,6 +377,8 @@ def test_which_steps_only_the_head_can_want() -> None:
     assert wanted_steps(OF_LOCAL.steps) == ()
     assert wanted_steps((GIVEN, LAST)) == (GIVEN, LAST)
     assert wanted_steps((EACH, MAKE, DATA, LAST)) == (DATA,)
+    assert wanted_steps((SHARED_DATA_STEP,)) == (SHARED_DATA_STEP,)
+    assert wanted_steps((replace(SHARED_DATA_STEP, where=ON_HEAD),)) == ()
     assert wanted_steps((LAST, replace(LAST, name="more", after=("last",)))) == ()
 
 

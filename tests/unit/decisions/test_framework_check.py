@@ -11,20 +11,16 @@ from agent.base import ends
 from agent.decisions.head import head_decide as head
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import CHECK, HERE
+from support.event_words import cases
 from support.heads import (
     NOTHING_DURABLE,
     PREPARED,
     RUNNING,
-    SUBMITTED,
-    TICK,
     Trace,
     checked,
     goal,
-    lost,
-    nodes,
-    reported,
 )
-from support.histories import Case, Logged, play
+from support.histories import Case, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -50,72 +46,55 @@ ASKED_AGAIN = f"start {CHECK}, generation 2"
 EACH, MAKE = PREPARED
 """The events that the prepare steps are done."""
 
-CHECKS: dict[str, Case] = {
-    "a refusal before the submission ends the run, with the framework's words": [
-        asking(3),
-        (1.5, REFUSED, "end 78: verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x"),
-    ],
-    "it is asked once": [
-        asking(),
-        (1, ACCEPTED),
-        (3, nodes(), "submit run-1"),
-        (4, SUBMITTED),
-        (9, TICK),
-    ],
-    "nothing waits for the answer, and a refusal after the submission is a warning": [
-        asking(1),
-        (3, nodes(2), "submit run-1"),
-        (4, reported(2)),
-        (5, SUBMITTED),
-        (6, REFUSED),
-        Logged("no x; the job goes on, since it is submitted already. Correct it there"),
-    ],
-    "what cannot be asked is a warning, never a refusal": [
-        asking(),
-        (1, UNKNOWN),
-        (3, nodes(), "submit run-1"),
-        Logged("verl 0.9.7 cannot be asked: verl is not installed for python3"),
-    ],
-    # Prepare steps may install it, or another version: a refusal before their end is no verdict
-    "after a refusal it is asked again after the steps": [
-        asking(prepare=True),
-        (1, REFUSED),
-        (3, nodes()),
-        (9, EACH),
-        (10, MAKE, ASKED_AGAIN, "submit run-1"),
-        Logged("asked again after the prepare steps"),
-    ],
-    "where it was not installed, too, and a refusal then counts": [
-        asking(1, prepare=True),
-        (1, UNKNOWN),
-        (9, EACH),
-        (10, MAKE, ASKED_AGAIN),
-        (11, REFUSED, "end 78: …no x"),
-    ],
-    "an answer that comes late would be about the former version": [
-        asking(1, prepare=True),
-        (2, EACH),
-        (2, MAKE, ASKED_AGAIN),
-    ],
-    "what was accepted is not asked again": [
-        asking(1, prepare=True),
-        (1, ACCEPTED),
-        (9, EACH),
-        (10, MAKE),
-    ],
-    "a step that fails ends the run, whatever the framework has said": [
-        asking(prepare=True),
-        (1, REFUSED),
-        (2, lost("AGENT_PREPARE", "code 1"), "end 69: AGENT_PREPARE failed: …"),
-    ],
-    # The driver may run on another machine, with another version
-    "on a given Ray nothing waits": [asking(given=True), (3, nodes(), "submit run-1")],
-    "on a given Ray a refusal is a warning": [
-        asking(1, given=True),
-        (1, REFUSED),
-        Logged("Ray may run it elsewhere"),
-    ],
+WORDS = {
+    "asks, 3 workers": asking(3),
+    "it refuses": REFUSED,
+    "asks": asking(),
+    "it accepts": ACCEPTED,
+    "asks, 1 worker": asking(1),
+    "it is not known": UNKNOWN,
+    "asks, prepares": asking(prepare=True),
+    "asks, prepares, 1 worker": asking(1, prepare=True),
+    "asks, given Ray": asking(given=True),
+    "asks, given Ray, 1 worker": asking(1, given=True),
 }
+
+CHECKS = cases(
+    """\
+a refusal before the submission ends the run, with the framework's words [asks, 3 workers]
+    1.5 it refuses -> end 78: verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x
+it is asked once [asks]
+    1 it accepts | 3 nodes -> submit run-1 | 4 accepted | 9 tick
+nothing waits for the answer, and a refusal after the submission is a warning [asks, 1 worker]
+    3 nodes 2 -> submit run-1 | 4 pod2 joined | 5 accepted | 6 it refuses
+    log no x; the job goes on, since it is submitted already. Correct it there
+what cannot be asked is a warning, never a refusal [asks]
+    1 it is not known | 3 nodes -> submit run-1
+    log verl 0.9.7 cannot be asked: verl is not installed for python3
+# Prepare steps may install it, or another version: a refusal before their end is no verdict
+after a refusal it is asked again after the steps [asks, prepares]
+    1 it refuses | 3 nodes | 9 ready AGENT_PREPARE_EACH
+    10 ready AGENT_PREPARE -> start the framework's check, generation 2 & submit run-1
+    log asked again after the prepare steps
+where it was not installed, too, and a refusal then counts [asks, prepares, 1 worker]
+    1 it is not known | 9 ready AGENT_PREPARE_EACH
+    10 ready AGENT_PREPARE -> start the framework's check, generation 2
+    11 it refuses -> end 78: …no x
+an answer that comes late would be about the former version [asks, prepares, 1 worker]
+    2 ready AGENT_PREPARE_EACH
+    2 ready AGENT_PREPARE -> start the framework's check, generation 2
+what was accepted is not asked again [asks, prepares, 1 worker]
+    1 it accepts | 9 ready AGENT_PREPARE_EACH | 10 ready AGENT_PREPARE
+a step that fails ends the run, whatever the framework has said [asks, prepares]
+    1 it refuses | 2 lost AGENT_PREPARE: code 1 -> end 69: AGENT_PREPARE failed: …
+# The driver may run on another machine, with another version
+on a given Ray nothing waits [asks, given Ray]
+    3 nodes -> submit run-1
+on a given Ray a refusal is a warning [asks, given Ray, 1 worker]
+    1 it refuses | log Ray may run it elsewhere
+""",
+    WORDS,
+)
 
 
 @pytest.mark.parametrize("case", CHECKS.values(), ids=CHECKS)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.bundled.all_reduce import parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.finding import Level
@@ -39,22 +38,15 @@ from agent.run import all_reduce_part
 from agent.run.all_reduce_part import all_reduce_runner
 from agent.run.executor import Executor
 from agent.settings.redact import Redactor
+from support.event_words import cases
 from support.free_ports import free_port
 from support.heads import (
-    REWARD,
     REWARD_SPEC,
-    TICK,
-    History,
-    Trace,
     goal,
-    nodes,
-    ray_doubt,
-    ray_lost,
-    ready,
     reported,
     resumed,
 )
-from support.histories import Case, Logged, Row, Waits, play
+from support.histories import Case, head_after, play
 from support.node_runs import made_run
 from support.worlds import MACHINE, plan_of, settings_of, topology_of
 
@@ -151,119 +143,80 @@ def parts(state: h.HeadState) -> dict[str, ShareArgs | None]:
 
 
 SIZES = (NodeSize(8),) * 3
-RANKS_START: list[Row] = [
-    (1, reported(3)),
-    (1, reported(2)),
-    (
-        2,
-        nodes(2, 3),
-        f"start {ALL_REDUCE}",
-        f"start {ALL_REDUCE} on agent3",
-        f"start {ALL_REDUCE} on agent2",
-    ),
-]
+RANKS_START = (
+    "1 pod3 joined | 1 pod2 joined | "
+    "2 nodes 2 3 -> start the all-reduce & start the all-reduce on agent3 "
+    "& start the all-reduce on agent2"
+)
 IS_WAITED_FOR = "waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) …"
 
-PREFLIGHTS: dict[str, Case] = {
-    "all begin together, and the job waits for the head's result": [
-        ASKED,
-        *RANKS_START,
-        Waits("waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) (2 min 10 s left)"),
-        (8, part_of(2)),
-        (9, answer(came()), "submit run-1"),
-        Logged("an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms"),
-    ],
-    "it takes seconds, and is made only where it was asked for": [
-        replace(ASKED, preflight=False),
-        (1, reported(3)),
-        (1, reported(2)),
-        (2, nodes(2, 3), "submit run-1"),
-    ],
-    "another attempt of the job does not repeat it": [
-        replace(ASKED, retries=1),
-        *RANKS_START,
-        (9, answer(came()), "submit run-1"),
-        (10, ray_lost("killed"), "start Ray, generation 2"),
-        (20, nodes(2, 3), "submit run-2"),
-    ],
-    # Its generation is an earlier one, and what a node says of its end does not count
-    "one of a killed agent ends first": [
-        ASKED,
-        (1, reported(3)),
-        (1, part_of(2, "it was stopped", 4)),
-        (
-            2,
-            nodes(2, 3),
-            f"start {ALL_REDUCE}, generation 5",
-            f"start {ALL_REDUCE} on agent3, generation 5",
-            f"start {ALL_REDUCE} on agent2, generation 5",
-        ),
-        (2 + times.HEAD_RESULT, TICK),
-        Waits(IS_WAITED_FOR),
-    ],
-    "a failure ends the run, with the node's name": [
-        ASKED,
-        *RANKS_START,
-        (8.9, part_of(2, "Connection closed by peer")),
-        (
-            9,
-            answer(came(failed=[(12, "CUDA error: ECC")])),
-            "end 78: AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC",
-        ),
-    ],
-    # Its report counts if the head has no result a moment later, long before the limit
-    "a node that could not begin": [
-        ASKED,
-        *RANKS_START,
-        (5, part_of(2, "no such Python")),
-        (9.9, TICK),
-        (10, TICK, "end 78: AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"),
-    ],
-    "without any result the run ends at the limit": [
-        ASKED,
-        *RANKS_START,
-        (131.9, TICK),
-        (132, TICK, "end 78: …it wrote no result…"),
-    ],
-    # It has the same grace as while the job runs
-    "a node that goes meanwhile, and stays away": [
-        ASKED,
-        *RANKS_START,
-        (10, reported(2, has_left=True)),
-        (69.9, TICK),
-        (70, TICK, "end 75: …the all-reduce was aborted after the loss of pod2"),
-    ],
-    # All nodes are gone with that Ray; one tick handles both
-    "its limit passes while Ray is started again": [
-        ASKED,
-        *RANKS_START,
-        (6, ray_doubt("its dashboard is stopped")),
-        (1006, TICK, "end 75: …aborted after the loss of pod3 and pod2"),
-    ],
-    # The head must not loop until its limit for what else is over meanwhile
-    "the pause after a loss is over meanwhile": [
-        replace(ASKED, retries=1),
-        resumed(required=2),
-        (1, ray_lost("killed"), "start Ray, generation 2"),
-        (1, reported(3)),
-        (1, reported(2)),
-        (2, nodes(2, 3)),
-        (11, TICK, *RANKS_START[-1][2:]),
-        (12, TICK),
-        Waits(IS_WAITED_FOR),
-    ],
-    "a score does not come in time meanwhile": [
-        replace(ASKED, services=(REWARD_SPEC,)),
-        (0.5, ready(REWARD)),
-        (1, reported(3)),
-        (1, reported(2)),
-        (2, nodes(2, 3)),
-        (11.5, TICK, *RANKS_START[-1][2:]),
-        (12, reported(4)),
-        (22, TICK),
-        Waits(IS_WAITED_FOR),
-    ],
+WORDS = {
+    "asked": ASKED,
+    "ranks start": RANKS_START,
+    "it took 12.5 ms": answer(came()),
+    "not asked": replace(ASKED, preflight=False),
+    "asked, 1 retry": replace(ASKED, retries=1),
+    "pod2 stopped its fourth": part_of(2, "it was stopped", 4),
+    "pod2 fails: closed": part_of(2, "Connection closed by peer"),
+    "rank 12 failed": answer(came(failed=[(12, "CUDA error: ECC")])),
+    "pod2 fails: no Python": part_of(2, "no such Python"),
+    "left: attempt 1": [resumed(required=2)],
+    "asked, reward server": replace(ASKED, services=(REWARD_SPEC,)),
 }
+
+PREFLIGHTS = cases(
+    """\
+all begin together, and the job waits for the head's result [asked]
+    ranks start
+    waits waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) (2 min 10 s left)
+    8 pod2 joined: the all-reduce ready | 9 it took 12.5 ms -> submit run-1
+    log an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms
+it takes seconds, and is made only where it was asked for [not asked]
+    1 pod3 joined | 1 pod2 joined | 2 nodes 2 3 -> submit run-1
+another attempt of the job does not repeat it [asked, 1 retry]
+    ranks start | 9 it took 12.5 ms -> submit run-1
+    10 Ray dies: killed -> start Ray, generation 2 | 20 nodes 2 3 -> submit run-2
+# Its generation is an earlier one, and what a node says of its end does not count
+one of a killed agent ends first [asked]
+    1 pod3 joined | 1 pod2 stopped its fourth
+    2 nodes 2 3 -> start the all-reduce, generation 5
+        & start the all-reduce on agent3, generation 5
+        & start the all-reduce on agent2, generation 5
+    7 tick | waits waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) …
+a failure ends the run, with the node's name [asked]
+    ranks start | 8.9 pod2 fails: closed
+    9 rank 12 failed
+        -> end 78: AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC
+# Its report counts if the head has no result a moment later, long before the limit
+a node that could not begin [asked]
+    ranks start | 5 pod2 fails: no Python | 9.9 tick
+    10 tick -> end 78: AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python
+without any result the run ends at the limit [asked]
+    ranks start | 131.9 tick | 132 tick -> end 78: …it wrote no result…
+# It has the same grace as while the job runs
+a node that goes meanwhile, and stays away [asked]
+    ranks start | 10 pod2 joined, has left | 69.9 tick
+    70 tick -> end 75: …the all-reduce was aborted after the loss of pod2
+# All nodes are gone with that Ray; one tick handles both
+its limit passes while Ray is started again [asked]
+    ranks start | 6 Ray hangs: its dashboard is stopped
+    1006 tick -> end 75: …aborted after the loss of pod3 and pod2
+# The head must not loop until its limit for what else is over meanwhile
+the pause after a loss is over meanwhile [asked, 1 retry]
+    left: attempt 1 | 1 Ray dies: killed -> start Ray, generation 2 | 1 pod3 joined
+    1 pod2 joined | 2 nodes 2 3
+    11 tick -> start the all-reduce & start the all-reduce on agent3
+        & start the all-reduce on agent2
+    12 tick | waits waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) …
+a score does not come in time meanwhile [asked, reward server]
+    0.5 ready reward server | 1 pod3 joined | 1 pod2 joined | 2 nodes 2 3
+    11.5 tick -> start the all-reduce & start the all-reduce on agent3
+        & start the all-reduce on agent2
+    12 pod4 joined | 22 tick
+    waits waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) …
+""",
+    WORDS,
+)
 
 
 @pytest.mark.parametrize("case", PREFLIGHTS.values(), ids=PREFLIGHTS)
@@ -274,7 +227,7 @@ def test_the_all_reduce_before_the_job(case: Case) -> None:
 
 def test_each_node_gets_a_rank() -> None:
     """The head the first; nothing is wanted of them once there is a result."""
-    trace = Trace(ASKED, [(at, event) for at, event, *_ in RANKS_START])
+    trace = head_after(ASKED, RANKS_START)
     assert parts(trace.state) == {
         HERE: ShareArgs(0, SIZES),
         "agent3": ShareArgs(1, SIZES),
@@ -286,8 +239,8 @@ def test_each_node_gets_a_rank() -> None:
 
 def test_a_failure_names_the_variable() -> None:
     """By which the run goes on without it."""
-    rows: History = [(at, event) for at, event, *_ in RANKS_START]
-    (end,) = Trace(ASKED, [*rows, (9, answer(came(failed=[(12, "CUDA error")])))]).outcomes
+    failed = answer(came(failed=[(12, "CUDA error")]))
+    (end,) = head_after(ASKED, RANKS_START, (9, failed)).outcomes
     assert end.culprit == "AGENT_PREFLIGHT"
     assert "unset AGENT_PREFLIGHT" in end.remedy
 

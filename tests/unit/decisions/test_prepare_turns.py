@@ -13,26 +13,26 @@ from agent.decisions.durable import Durable, StepHolder
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, Step
-from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, wanted_steps
+from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep
+from support.event_words import cases
 from support.heads import (
     NOTHING_DURABLE,
     SHARED_DATA_STEP,
-    TICK,
-    History,
     Started,
     Trace,
     goal,
-    nodes,
     ready,
     reported,
 )
+from support.histories import Case, head_after, play
 from support.worlds import MACHINE
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
 
 MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
-HERE_DONE = (2.0, ready("data"))
+AT = "nfs of workers"
+OF_WORKERS = ("data", AT)
 
 
 def of(*steps: PrepareStep) -> HeadGoal:
@@ -40,177 +40,166 @@ def of(*steps: PrepareStep) -> HeadGoal:
     return replace(goal(3), steps=steps, facts=replace(MACHINE, disks={"/shared/.data": "nfs"}))
 
 
-def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
-    """Return a worker's first report: its machine, and that it waits."""
+def has(n: int, disk: str = "nfs") -> h.WorkerIntroduced:
+    """Return the event that a worker's machine is known, with the disk of the step."""
     facts = replace(MACHINE, disks={"/shared/.data": disk})
-    return [(at, h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)), says(n, at=at)]
+    return h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)
 
 
-def says(  # noqa: PLR0913 - what a worker may say
+def says(
     n: int,
     *over: str,
-    at: float,
-    has_left: bool = False,
     pending: tuple[str, ...] = (),
     running: tuple[str, ...] = (),
     stopped: tuple[str, ...] = (),
+    given_rank: int | None = None,
     **more: Any,  # noqa: ANN401 - passed on
-) -> tuple[float, h.HeadEvent]:
+) -> h.WorkerReported:
     """Return a worker's report about finished steps, and its other steps."""
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     items += tuple(ItemReport(name, Step.PENDING, is_running=True) for name in running)
     items += tuple(ItemReport(name, Step.LOST, was_stopped=True) for name in stopped)
-    more |= {"joined": False, "preparing": True, "reported_at": at, "has_left": has_left}
-    return at, reported(n, items=items, **more)
+    event = reported(n, items=items, joined=False, preparing=True, **more)
+    return h.WorkerReported(replace(event.worker, given_rank=given_rank))
+
+
+OF_DATA = of(SHARED_DATA_STEP)
+HAS_RECORD = replace(OF_DATA, has_record=True)
+WORDS = {
+    "data": OF_DATA,
+    "data and more": of(SHARED_DATA_STEP, MORE),
+    "data of the head": of(replace(SHARED_DATA_STEP, where=ON_HEAD)),
+    "data, 1 worker, has a record": replace(HAS_RECORD, expected_workers=1),
+    "data, has a record": HAS_RECORD,
+    "more": of(MORE),
+    "more after data": of(SHARED_DATA_STEP, replace(MORE, after=("data",))),
+    "left: pod3 runs data": [Durable("run", holders=(StepHolder(*OF_WORKERS, "pod3"),))],
+    "outlived": h.RunRemembered("run", 0, is_of_other_head=True),
+    "three of them": (
+        "2 ready data | 2 pod2 has the workers' disk | 2 pod3 has the workers' disk | "
+        "2 pod4 has the workers' disk"
+    ),
+    **{f"pod{n} has the disk": has(n) for n in (2, 3)},
+    **{f"pod{n} has its own disk": has(n, f"disk of {n}") for n in (2, 3)},
+    **{f"pod{n} has the workers' disk": has(n, AT) for n in (2, 3, 4, 5)},
+    **{f"pod{n} is done": says(n, "data") for n in (2, 3)},
+    **{f"pod{n} runs data": says(n, running=("data",)) for n in (3, 5)},
+    **{f"pod{n} waits": says(n) for n in (2, 3, 4)},
+    "pod2 has rank 1": says(2, given_rank=1),
+    "pod2 has rank 1, is done": says(2, "data", given_rank=1),
+    "pod2 has stopped it": says(2, stopped=("data",)),
+    "pod2 is done with both": says(2, "data", "more"),
+    "pod2 leaves": says(2, has_left=True),
+    "pod2 leaves rank 1": says(2, given_rank=1, has_left=True),
+    "pod2 waits for both": says(2, pending=("data", "more")),
+    "pod3 has rank 2": says(3, given_rank=2),
+    "pod3 is rank 2": says(3, rank=2),
+    "pod4 has rank 3": says(4, given_rank=3),
+}
+
+TURNS = cases(
+    """\
+the head is first [data]
+    1 pod2 has the disk | 1 pod2 waits
+then one worker, and then the next [data]
+    1 pod2 has the disk | 1 pod2 waits | 1 pod3 has the disk | 1 pod3 waits
+    2 ready data -> start data on agent2 | 3 pod2 is done -> start data on agent3 | 4 pod2 is done
+a disk of one's own is nobody's affair [data]
+    1 pod2 has its own disk | 1 pod2 waits -> start data on agent2 | 1 pod3 has its own disk
+    1 pod3 waits -> start data on agent3
+who comes late finds it [data]
+    2 ready data | 9 pod2 has the disk | 9 pod2 waits -> start data on agent2
+one that leaves has had its turn [data]
+    2 ready data | 2 pod2 has the disk | 2 pod2 waits -> start data on agent2 | 2 pod3 has the disk
+    2 pod3 waits | 4 pod2 leaves -> start data on agent3
+so has one that was replaced [data]
+    2 ready data | 2 pod2 has the disk | 2 pod2 waits -> start data on agent2 | 2 pod3 has the disk
+    2 pod3 waits | 4 pod2 replaced -> start data on agent3
+# Once its node is reached again
+and one that fell silent; what a fence has ended waits for its turn again [data]
+    2 ready data | 2 pod2 has the disk | 2 pod2 waits -> start data on agent2 | 2 pod3 has the disk
+    2 pod3 waits | 60 pod3 waits | 61.5 tick | 62 nodes -> start data on agent3
+    70 pod2 has stopped it | 80 pod3 is done -> start data on agent2, generation 2
+what depends on nothing waits for no turn [data and more]
+    1 pod2 has the disk | 1 pod2 waits -> start more on agent2
+    2 ready data -> start data on agent2 | 4 pod2 is done | 5 pod2 is done with both
+what depends on another follows it [more after data]
+    1 pod2 waits for both -> start data on agent2 | 2 ready data -> start more
+    4 pod2 is done -> start more on agent2
+without a marker nobody waits [more]
+    1 pod2 has the disk | 1 pod2 waits -> start more on agent2 | 1 pod3 has the disk
+    1 pod3 waits -> start more on agent3
+one that has it from an earlier head [data and more]
+    1 pod2 has the disk | 2 pod2 is done -> start more on agent2
+a step of the head's own [data of the head]
+    1 pod2 has the disk | 1 pod2 waits
+# Workers share a disk that the head lacks: one of them still runs what was wanted before
+after a restart, its holder is late [data, has a record]
+    left: pod3 runs data | 1 pod2 has the workers' disk | 1 pod2 waits | 9 tick
+its holder reports [data, has a record]
+    left: pod3 runs data | 1 pod2 has the workers' disk | 1 pod2 waits
+    2 pod3 has the workers' disk | 2 pod3 waits -> start data on agent3 | 5 pod2 waits
+its holder has finished [data, has a record]
+    left: pod3 runs data | 1 pod2 has the workers' disk | 1 pod2 waits
+    2 pod3 has the workers' disk | 2 pod3 waits -> start data on agent3
+    5 pod3 is done -> start data on agent2
+its holder is gone [data, has a record]
+    left: pod3 runs data | 1 pod2 has the workers' disk | 1 pod2 waits | 2 ready data
+    59 pod2 waits | 60 pod2 waits -> start data on agent2
+# It has no record of what was wanted: workers report what they run
+after a lost disk, one that waits reports first [data]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits | 9 tick
+the one that runs it is known [data]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits | 2 pod3 has the workers' disk
+    2 pod3 runs data -> start data on agent3 | 3 pod4 has the workers' disk | 3 pod4 waits
+    5 pod2 waits
+it has finished [data]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits | 2 pod3 has the workers' disk
+    2 pod3 runs data -> start data on agent3 | 5 pod3 is done | 12 pod4 has the workers' disk
+    12 pod4 waits -> start data on agent2
+nobody runs it [data]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits | 2 pod3 has the workers' disk
+    2 pod3 waits | 3 pod4 has the workers' disk | 3 pod4 waits
+    12 pod4 waits -> start data on agent4
+a spare runs it [data]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits | 2 pod3 has the workers' disk
+    2 pod3 waits | 3 pod4 has the workers' disk | 3 pod4 waits | 4 pod5 has the workers' disk
+    4 pod5 runs data -> start data on agent5 | 12 tick
+it never reports [data]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits | 2 ready data | 59 pod2 waits
+    60 pod2 waits -> start data on agent2
+# Its record has all that was wanted
+a head with a record waits for no other worker [data, has a record]
+    1 outlived | 1 pod2 has the workers' disk | 1 pod2 waits -> start data on agent2
+# Without ranks a replacement has a further one; all expected ranks were given before
+in place of one that is there [data, 1 worker, has a record]
+    three of them | 65 pod2 has rank 1 -> start data on agent2 | 70 pod3 has rank 2
+in place of one that has left, and a further one [data, 1 worker, has a record]
+    three of them | 70 pod2 leaves rank 1 | 71 pod3 has rank 2 -> start data on agent3
+    72 pod4 has rank 3
+in place of one that is lost [data, 1 worker, has a record]
+    three of them | 65 pod2 has rank 1, is done | 70 pod2 silent: connection refused
+    71 pod3 has rank 2 -> start data on agent3
+in place of one that may not have reported yet, or not for long [data, 1 worker, has a record]
+    three of them | 50 pod3 has rank 2 | 59 pod3 has rank 2
+    61 pod3 has rank 2 -> start data on agent3
+in place of one whose rank it would have [data, 1 worker, has a record]
+    three of them | 70 pod2 leaves rank 1 | 71 pod3 is rank 2
+""",
+    WORDS,
+)
+
+
+@pytest.mark.parametrize("case", TURNS.values(), ids=TURNS)
+def test_turns(case: Case) -> None:
+    """The events decide which node prepares next."""
+    play(case)
 
 
 def begun(trace: Trace) -> list[tuple[str, str]]:
     """Name the steps that were begun, and their nodes."""
     return [(action.name, action.node) for action in trace.effects if isinstance(action, Started)]
-
-
-STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
-    "the head is first": ((SHARED_DATA_STEP,), hello(2), []),
-    "then one worker": (
-        (SHARED_DATA_STEP,),
-        [*hello(2), *hello(3), HERE_DONE],
-        [("data", "agent2")],
-    ),
-    "and then the next": (
-        (SHARED_DATA_STEP,),
-        [*hello(2), *hello(3), HERE_DONE, says(2, "data", at=3), says(2, "data", at=4)],
-        [("data", "agent2"), ("data", "agent3")],
-    ),
-    "a disk of one's own is nobody's affair": (
-        (SHARED_DATA_STEP,),
-        [*hello(2, "disk of 2"), *hello(3, "disk of 3")],
-        [("data", "agent2"), ("data", "agent3")],
-    ),
-    "who comes late finds it": (
-        (SHARED_DATA_STEP,),
-        [HERE_DONE, *hello(2, at=9.0)],
-        [("data", "agent2")],
-    ),
-    "one that leaves has had its turn": (
-        (SHARED_DATA_STEP,),
-        [HERE_DONE, *hello(2), *hello(3), says(2, at=4, has_left=True)],
-        [("data", "agent2"), ("data", "agent3")],
-    ),
-    "so has one that was replaced": (
-        (SHARED_DATA_STEP,),
-        [HERE_DONE, *hello(2), *hello(3), (4, h.WorkerReplaced("agent2"))],
-        [("data", "agent2"), ("data", "agent3")],
-    ),
-    "and one that fell silent": (
-        (SHARED_DATA_STEP,),
-        [HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
-        [("data", "agent2"), ("data", "agent3")],
-    ),
-    "what a fence has ended waits for its turn again": (
-        (SHARED_DATA_STEP,),
-        [
-            *[HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
-            says(2, at=70, stopped=("data",)),
-            says(3, "data", at=80),
-        ],
-        [("data", "agent2"), ("data", "agent3"), ("data", "agent2")],
-    ),
-    "what depends on nothing waits for no turn": (
-        (SHARED_DATA_STEP, MORE),
-        [*hello(2), HERE_DONE, says(2, "data", at=4), says(2, "data", "more", at=5)],
-        [("more", "agent2"), ("data", "agent2")],
-    ),
-    "what depends on another follows it": (
-        (SHARED_DATA_STEP, replace(MORE, after=("data",))),
-        [says(2, at=1, pending=("data", "more")), HERE_DONE, says(2, "data", at=4)],
-        [("data", "agent2"), ("more", "head"), ("more", "agent2")],
-    ),
-    "without a marker nobody waits": (
-        (MORE,),
-        [*hello(2), *hello(3)],
-        [("more", "agent2"), ("more", "agent3")],
-    ),
-    "one that has it from an earlier head": (
-        (SHARED_DATA_STEP, MORE),
-        [(1, hello(2)[0][1]), says(2, "data", at=2)],
-        [("more", "agent2")],
-    ),
-    "a step of the head's own": ((replace(SHARED_DATA_STEP, where=ON_HEAD),), hello(2), []),
-}
-
-
-DISK_OF_WORKERS = ("data", "nfs of workers")
-AT = "nfs of workers"
-AFTER_A_RESTART: dict[str, tuple[History, list[tuple[str, str]]]] = {
-    "its holder is late": ([*hello(2, AT), (9, TICK)], []),
-    "its holder reports": (
-        [*hello(2, AT), *hello(3, AT, at=2), says(2, at=5)],
-        [("data", "agent3")],
-    ),
-    "its holder has finished": (
-        [*hello(2, AT), *hello(3, AT, at=2), says(3, "data", at=5)],
-        [("data", "agent3"), ("data", "agent2")],
-    ),
-    "its holder is gone": (
-        [*hello(2, AT), HERE_DONE, says(2, at=59), (60, TICK)],
-        [("data", "agent2")],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("history", "expected"), AFTER_A_RESTART.values(), ids=AFTER_A_RESTART.keys()
-)
-def test_turns_after_a_restart_of_the_heads_agent(
-    history: History, expected: list[tuple[str, str]]
-) -> None:
-    """Workers share a disk that the head lacks: one of them still runs what was wanted before."""
-    known = replace(of(SHARED_DATA_STEP), has_record=True)
-    trace = Trace(known, history, Durable("run", holders=(StepHolder(*DISK_OF_WORKERS, "pod3"),)))
-    assert begun(trace) == expected
-
-
-def outlives(n: int, at: float, *running: str) -> History:
-    """Return the first report of a worker that outlived a head, and the steps that it runs."""
-    remembered = h.RunRemembered("run", 0, is_of_other_head=True)
-    introduced = hello(n, AT, at)[0]
-    return [(at, remembered), introduced, says(n, at=at, running=running)]
-
-
-AFTER_A_LOST_DISK: dict[str, tuple[History, list[tuple[str, str]]]] = {
-    "one that waits reports first": ([*outlives(2, 1), (9, TICK)], []),
-    "the one that runs it is known": (
-        [*outlives(2, 1), *outlives(3, 2, "data"), *outlives(4, 3), says(2, at=5)],
-        [("data", "agent3")],
-    ),
-    "it has finished": (
-        [*outlives(2, 1), *outlives(3, 2, "data"), says(3, "data", at=5), *hello(4, AT, at=12)],
-        [("data", "agent3"), ("data", "agent2")],
-    ),
-    "nobody runs it": (
-        [*outlives(2, 1), *outlives(3, 2), *outlives(4, 3), says(4, at=12)],
-        [("data", "agent4")],
-    ),
-    "a spare runs it": (
-        [*outlives(2, 1), *outlives(3, 2), *outlives(4, 3), *outlives(5, 4, "data"), (12, TICK)],
-        [("data", "agent5")],
-    ),
-    "it never reports": (
-        [*outlives(2, 1), HERE_DONE, says(2, at=59), (60, TICK)],
-        [("data", "agent2")],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("history", "expected"), AFTER_A_LOST_DISK.values(), ids=AFTER_A_LOST_DISK.keys()
-)
-def test_turns_of_a_head_that_lost_its_disk(
-    history: History, expected: list[tuple[str, str]]
-) -> None:
-    """It has no record of what was wanted: workers report what they run."""
-    assert begun(Trace(of(SHARED_DATA_STEP), history)) == expected
 
 
 def saved_and_ordered(trace: Trace) -> list[object]:
@@ -219,13 +208,27 @@ def saved_and_ordered(trace: Trace) -> list[object]:
     return [one.durable.holders if isinstance(one, h.Persist) else one for one in kept]
 
 
-def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
-    """The next agent must find it, too; the holder is wanted to run the step that it runs."""
-    trace = Trace(of(SHARED_DATA_STEP), [*outlives(3, 2, "data")])
+def test_who_has_a_turn_is_saved_first() -> None:
+    """By the worker's name, before its order; what runs without an order, too, for the next agent.
+
+    The head's own turns are not.
+    """
+    runs = says(3, running=("data",))
+    trace = head_after(OF_DATA, (2, WORDS["outlived"]), (2, has(3, AT)), (2, runs))
+    holder = StepHolder(*OF_WORKERS, "pod3")
+    assert saved_and_ordered(trace) == [(holder,), Started("data", "agent3")]
+
+    waits = [(1, has(2, AT)), (1, says(2))]
+    trace = head_after(OF_DATA, *waits, "2 ready data", (3, has(3)), (3, says(3)))
+    of_workers = StepHolder(*OF_WORKERS, "pod2")
     assert saved_and_ordered(trace) == [
-        (StepHolder(*DISK_OF_WORKERS, "pod3"),),
+        (of_workers,),
+        Started("data", "agent2"),
+        (of_workers, StepHolder("data", "nfs", "pod3")),
         Started("data", "agent3"),
     ]
+    assert all(one.must_be_on_disk for one in trace.actions if isinstance(one, h.Persist))
+    assert head.first_state(OF_DATA, NOTHING_DURABLE).steps.holders == {("data", "nfs"): "head"}
 
 
 @pytest.mark.parametrize(
@@ -239,110 +242,34 @@ def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
 )
 def test_who_runs_a_step_keeps_others_from_it(more: dict[str, Any], holder: str) -> None:
     """A spare, too: a former head may have wanted it. A refused agent keeps nobody from it."""
-    introduced = [hello(n, AT)[0] for n in (9, 2, 3, 4)]
-    trace = Trace(of(SHARED_DATA_STEP), [outlives(2, 1)[0], *introduced])
+    introduced = [(1, has(n, AT)) for n in (9, 2, 3, 4)]
+    trace = head_after(OF_DATA, (1, WORDS["outlived"]), *introduced)
     for at in range(2, 30):
-        trace.take(says(9, at=at, running=("data",), **more)[1], at)
+        runs = says(9, running=("data",), reported_at=at, **more)
+        trace.take(runs, at)
         for n in (2, 3, 4):
-            trace.take(says(n, at=at, rank=n - 1)[1], at)
+            trace.take(says(n, rank=n - 1, reported_at=at), at)
     assert {one.node for durable in trace.persisted for one in durable.holders} == {holder}
     assert {node for _, node in begun(trace)} <= {holder.replace("pod", "agent")}
-
-
-def ranked(
-    n: int, at: float, given_rank: int, *over: str, has_left: bool = False
-) -> tuple[float, h.HeadEvent]:
-    """Return the report of a worker that waits, on a platform without ranks."""
-    _, event = says(n, *over, at=at, has_left=has_left)
-    assert isinstance(event, h.WorkerReported)
-    return at, h.WorkerReported(replace(event.worker, given_rank=given_rank))
-
-
-GONE = ranked(2, 70, 1, has_left=True)
-SILENT = (70.0, h.WorkerSilent("agent2", "connection refused"))
-IN_PLACE_OF_ANOTHER: dict[str, tuple[History, list[tuple[str, str]]]] = {
-    "which is there": ([ranked(2, 65, 1), ranked(3, 70, 2)], []),
-    "which has left": ([GONE, ranked(3, 71, 2)], [("data", "agent3")]),
-    "which is lost": ([ranked(2, 65, 1, "data"), SILENT, ranked(3, 71, 2)], [("data", "agent3")]),
-    "which may not have reported yet": ([ranked(3, 50, 2), (59, TICK)], []),
-    "which has not reported for long": ([ranked(3, 50, 2), (61, TICK)], [("data", "agent3")]),
-    "whose rank it would have": ([GONE, says(3, at=71, rank=2)], []),
-    "with a further one": ([GONE, ranked(3, 71, 2), ranked(4, 72, 3)], [("data", "agent3")]),
-}
-
-
-@pytest.mark.parametrize(
-    ("history", "expected"), IN_PLACE_OF_ANOTHER.values(), ids=IN_PLACE_OF_ANOTHER.keys()
-)
-def test_a_worker_in_place_of_an_expected_one(
-    history: History, expected: list[tuple[str, str]]
-) -> None:
-    """Without ranks a replacement has a further one; all expected ranks were given before."""
-    of_one = replace(of(SHARED_DATA_STEP), expected_workers=1, has_record=True)
-    introduced = [event for n in (2, 3, 4) for event in hello(n, AT)[:1]]
-    trace = Trace(of_one, [HERE_DONE, *introduced, *history])
-    assert [order for order in begun(trace) if order[1] != "agent2"] == expected
-
-
-def test_a_head_with_a_record_waits_for_no_other_worker() -> None:
-    """Its record has all that was wanted."""
-    trace = Trace(replace(of(SHARED_DATA_STEP), has_record=True), outlives(2, 1))
-    assert begun(trace) == [("data", "agent2")]
-
-
-def test_who_has_a_turn_is_saved_first() -> None:
-    """By the worker's name, before its order; the head's own turns are not."""
-    trace = Trace(of(SHARED_DATA_STEP), [*hello(2, AT), HERE_DONE, *hello(3)])
-    of_workers = StepHolder(*DISK_OF_WORKERS, "pod2")
-    assert saved_and_ordered(trace) == [
-        (of_workers,),
-        Started("data", "agent2"),
-        (of_workers, StepHolder("data", "nfs", "pod3")),
-        Started("data", "agent3"),
-    ]
-    assert all(one.must_be_on_disk for one in trace.actions if isinstance(one, h.Persist))
-
-
-@pytest.mark.parametrize(("steps", "history", "expected"), STORIES.values(), ids=STORIES.keys())
-def test_turns(
-    steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]
-) -> None:
-    """The events decide which node prepares next."""
-    assert begun(Trace(of(*steps), history)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
 def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
     """For any events, at most one node works on a shared disk, and every node has its turn."""
-    trace = Trace(of(SHARED_DATA_STEP), [HERE_DONE])
+    trace = Trace(OF_DATA, [(2.0, ready("data"))])
     working: list[str] = []
     for at, (n, kind) in enumerate(events, 3):
         before = len(begun(trace))
         key = f"agent{n}"
         if kind == "hello" and key not in trace.state.fleet.workers:
-            for _, event in hello(n, at=float(at)):
-                trace.take(event, float(at))
+            trace.take(has(n), at)
+            trace.take(says(n, reported_at=at), at)
         elif kind == "over" and key in working:
             working.remove(key)
-            trace.take(says(n, "data", at=float(at))[1], float(at))
+            trace.take(says(n, "data", reported_at=at), at)
         elif kind == "gone":
             working = [one for one in working if one != key]
-            trace.take(h.WorkerReplaced(key), float(at))
+            trace.take(h.WorkerReplaced(key), at)
         working += [node for _, node in begun(trace)[before:]]
         assert len(working) <= 1
         assert [*trace.state.steps.holders.values()] == working
-
-
-def test_what_the_head_must_want() -> None:
-    """Steps that need the head, and those that depend on them; independent ones do not wait."""
-    plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
-    last = replace(plain, name="last", after=("data",))
-    assert wanted_steps((plain, replace(plain, where=ON_HEAD))) == ()
-    assert wanted_steps(
-        (plain, SHARED_DATA_STEP, replace(SHARED_DATA_STEP, where=ON_HEAD), last)
-    ) == (SHARED_DATA_STEP, last)
-    assert wanted_steps((SHARED_DATA_STEP, replace(last, after=(plain.name,)))) == (
-        SHARED_DATA_STEP,
-    )
-    first = head.first_state(of(SHARED_DATA_STEP), NOTHING_DURABLE)
-    assert first.steps.holders == {("data", "nfs"): "head"}
