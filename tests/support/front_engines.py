@@ -186,6 +186,12 @@ class FrontUnderTest:
         assert status == 200, content
         return msgspec.json.decode(content, type=FrontStatus)
 
+    async def order_with(self, engine: StandInEngine, **changes: bool) -> FrontStatus:
+        """Send an order after an engine's probe fails or succeeds, or its node is cut off."""
+        for name, value in changes.items():
+            setattr(engine, name, value)
+        return await self.order()
+
     def next_order(self) -> FrontOrder:
         """Return the order that describes the engines as they are."""
         slots = (
