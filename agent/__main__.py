@@ -70,7 +70,7 @@ def main() -> int:
     if is_run or os.getpid() == 1:
         code = load("processes.parent:become_parent")(restarts_agent=is_run)
         if code is not None:
-            return int(code)
+            return int(load("processes.parent:keep_exit_code")(code))
 
     # Imports create no garbage: searches for it would take a tenth of the start (run/main.py).
     gc.set_threshold(200_000)
@@ -78,7 +78,8 @@ def main() -> int:
     # Which program is it?
     if verb in PROGRAMS:
         return int(load(PROGRAMS[verb])(sys.argv[2:]))
-    return int(load("cli.command_line:main")())
+    code = load("cli.command_line:main")()
+    return int(load("processes.parent:keep_exit_code")(code) if is_run else code)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,16 @@ def ignore_signals() -> None:
     _handler = _pending.discard
 
 
+def keep_exit_code(code: int) -> int:
+    """Return an exit code that no late signal changes.
+
+    As it ends, Python gives handled signals their defaults back, but not ignored ones.
+    """
+    for signum in (*NOTICES, *STOPS):
+        signal.signal(signum, signal.SIG_IGN)
+    return code
+
+
 def _handle(signum: int, _frame: FrameType | None) -> None:
     _handler(signum)
 
