@@ -63,6 +63,13 @@ class Link:
 
         await until(look, SECONDS, longest=0.05)
 
+    async def run_until(self, kind: type[w.WorkerEvent], words: str = "") -> None:
+        """Run the link until its last event is of this kind, and has these words."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.link.run)
+            await self.last(kind, words)
+            tasks.cancel_scope.cancel()
+
 
 class LinkedWorker:
     """A worker's decisions behind a real link to a head's port; actions are only recorded."""

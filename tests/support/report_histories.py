@@ -25,14 +25,14 @@ LATE = 20.0
 class CountingHead:
     """A head's reports, and their events."""
 
-    def __init__(self, *, has_token: bool = False) -> None:
+    def __init__(self, *, has_token: bool = False, torch: str = "") -> None:
         self.received: list[Worker] = []
         self.replaced: list[str] = []
         self.later: list[int] = []
         self.introduced: list[tuple[str, Facts]] = []
         self.byes: list[tuple[str, Bye]] = []
         self.now = 12.5
-        expected = Expected("2.60.0", "3.11.7", "", "abc")
+        expected = Expected("2.60.0", "3.11.7", torch, "abc")
         self.reports = Reports(
             *(FIRST, expected, self._tell, lambda: self.now, self._on_bye), has_token=has_token
         )

@@ -16,13 +16,7 @@ from agent.decisions.head.losses import MAX_NODES_BY_NAME, record_fleet
 from agent.decisions.shared import SAMPLE, Answer, ItemReport, Step
 from agent.plan import waits as wait_keys
 from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
-from agent.port.reports import (
-    BASE_LIMIT,
-    Expected,
-    Reports,
-    TooManyAgentsError,
-    agent_limit,
-)
+from agent.port.reports import Expected, Reports, TooManyAgentsError, agent_limit
 from agent.record.summary import Timeline
 from support.heads import (
     NODES,
@@ -147,12 +141,6 @@ def test_who_is_there_stays() -> None:
     assert agent.ip == "10.9.9.9"
 
 
-@pytest.mark.parametrize("expected", [0, 1, 5_000])
-def test_the_limit_has_room_for_all_workers(expected: int) -> None:
-    """Twice as many, since each may be replaced, and some more."""
-    assert agent_limit(expected) >= max(BASE_LIMIT, 2 * expected)
-
-
 def test_strangers_take_no_room_for_ever() -> None:
     """More than the limit wait until one of those is silent."""
     now, events, most = 0.0, list[object](), 20
@@ -210,139 +198,94 @@ def test_ranks_are_given_again() -> None:
     assert kept == [("c", "b")]
 
 
-def test_no_node_gets_the_rank_of_another_group() -> None:
-    """Beyond the ranks of the group that it names it is a spare, whoever reports first."""
-    expected = Expected(None, "", "", "", ranks_of={"pool": range(3, 5)})
-    reports = Reports(FIRST, expected, lambda _: None, lambda: 0.0)
+GIVEN = {
+    "beyond the ranks of its group a node is a spare": "pool abc 345, trainer def 126",
+    "whichever group reports first": "trainer abc 125, pool de 34",
+    "a new node gets the rank of one of its group that has gone, once": (
+        "pool ab 34, only b, pool cd 35"
+    ),
+    "also one that names no group, unless the trainer lacks a node, too": (
+        "node abcd 1234, only abd, node ef 35, only ad, node g 6"
+    ),
+    "a spare of a group follows a node that goes, and one that names no group does not": (
+        "pool abc 345, node def 126, only adef, only ac 34, only ac 34, pool g 5"
+    ),
+    "a node that was silent becomes a spare where a new one has its rank": (
+        "trainer ab 12, pool cd 34, only abd, pool e 3, only abcde 12543, only abcde 12543"
+    ),
+    "also one that names no group": (
+        "trainer ab 12, node cd 34, only abd, node e 3, only abcde 12543, only abcde 12543"
+    ),
+    "it follows the spare that had its rank, once that has gone": (
+        "pool abc 345, only bc 43, only ba 43, only bac 435"
+    ),
+    "after a pause of the head all are overdue: a spare that reports first takes no rank": (
+        "pool abc 345, only cab 534"
+    ),
+    "the further rank of a node that came too early is its agent's, not its next agent's": (
+        "node abcd 1234, wait 10, node e 5, only abce 1235, wait 20, only abc, node E 4"
+    ),
+    "a node that comes back in another group gets no rank of the former one": (
+        "trainer ab 12, pool cd 34, only bcd, pool A 5, only bd, trainer C 6"
+    ),
+    "nor does it keep that one from others": (
+        "trainer ab 12, pool cd 34, only abd, trainer C 5, pool e 3"
+    ),
+    "a silent node that is in Ray keeps its rank, since what the job has there goes on": (
+        "pool abc 345, ray ab, only bc 45, only bc 45, ray b, only bc 43"
+    ),
+}
+"""Histories of a run with two nodes of a trainer and two of a pool.
 
-    def rank(name: str, group: str) -> int | None:
-        hello = Hello(name, group=group)
-        report = Report(f"of {name}", f"10.0.0.{ord(name)}", "joining", hello=hello)
-        return anyio.run(reports.handle, report).rank
-
-    assert [rank(name, "pool") for name in "ab"] == [3, 4]
-    assert rank("c", "pool") == 5
-    assert [rank(name, "trainer") for name in "def"] == [1, 2, 6]
-
-    reports = Reports(FIRST, expected, lambda _: None, lambda: 0.0)
-    assert [rank(name, "trainer") for name in "abc"] == [1, 2, 5]
-    assert [rank(name, "pool") for name in "de"] == [3, 4]
+`GROUP NODES RANKS`: these report first, and get these ranks; a `node` names no group, and a capital
+letter is another process of its node. `only NODES RANKS`: half a minute later only they report.
+"""
 
 
 class Ranks:
-    """The ranks that a head gives to the nodes of a run: two of the trainer's, two of a pool."""
+    """The ranks that a head gives to the nodes of a run with groups."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.in_ray: set[str] = set()
-        """The agents whose nodes are in Ray."""
+        self._now = 0.0
+        self._in_ray = ""
         expected = Expected(None, "", "", "", ranks_of={"pool": range(3, 5)})
         self._reports = Reports(
-            *(FIRST, expected, lambda _: None, lambda: self.now),
-            is_in_ray=lambda key: key in self.in_ray,
+            *(FIRST, expected, lambda _: None, lambda: self._now),
+            is_in_ray=lambda key: key in self._in_ray,
         )
 
-    def of(self, name: str, group: str = "") -> int | None:
-        """Let a node report for the first time, or as another process; return its rank."""
-        hello = Hello(name, group=group)
-        report = Report(f"{name}@{self.now}", f"10.0.0.{ord(name)}", "joining", hello=hello)
-        return anyio.run(self._reports.handle, report).rank
+    def apply(self, kind: str, nodes: str, ranks: str = "") -> None:
+        """Apply a step, and check the ranks that follow from it."""
+        if kind == "wait":
+            self._now += float(nodes)
+        elif kind == "ray":
+            self._in_ray = nodes
+        elif kind == "only":
+            self._now += 30.0
+            self._silence_others(nodes)
+            assert ranks in {"", "".join(self._rank_of(node) for node in nodes)}
+        else:
+            group = kind.removeprefix("node")
+            hellos = {node: Hello(node.lower(), group=group) for node in nodes}
+            assert ranks == "".join(self._rank_of(*first) for first in hellos.items())
 
-    def again(self, *names: str) -> list[int | None]:
-        """Let nodes report again, half a minute later; return their ranks. Others are silent.
-
-        `NAME@TIME` is the process of a node that first reported then, without it at 0.
-        """
-        self.now += 30.0
-        keys = [name if "@" in name else f"{name}@0.0" for name in names]
+    def _silence_others(self, nodes: str) -> None:
         for key in self._reports.overdue():
             agent = self._reports.awaited(key)
-            if agent is not None and key not in keys:
+            if agent is not None and key not in nodes:
                 agent.is_silent = True  # as its probe finds
-        reports = [Report(key, f"10.0.0.{ord(key[0])}", "joining") for key in keys]
-        return [anyio.run(self._reports.handle, report).rank for report in reports]
+
+    def _rank_of(self, node: str, hello: Hello | None = None) -> str:
+        report = Report(node, f"10.0.0.{ord(node.lower())}", "joining", hello=hello)
+        return str(anyio.run(self._reports.handle, report).rank)
 
 
-def test_a_replaced_node_gets_the_rank_of_the_gone_one() -> None:
-    """Also if it names no group, where the trainer has all its nodes; and only once."""
+@pytest.mark.parametrize("history", GIVEN.values(), ids=GIVEN)
+def test_which_rank_a_node_gets(history: str) -> None:
+    """Where its platform gives it none."""
     ranks = Ranks()
-    assert [ranks.of(name) for name in "abcd"] == [1, 2, 3, 4]
-    ranks.again("a", "b", "d")
-    assert [ranks.of(name) for name in "ef"] == [3, 5]
-    ranks.again("a", "d")
-    assert ranks.of("g") == 6  # the trainer lacks one, too
-
-    ranks = Ranks()
-    assert [ranks.of(name, "pool") for name in "ab"] == [3, 4]
-    ranks.again("b")
-    assert [ranks.of(name, "pool") for name in "cd"] == [3, 5]
-
-
-def test_a_spare_of_a_group_follows_a_node_that_goes() -> None:
-    """With its next report, and says so; a spare that names no group stays with the trainer."""
-    ranks = Ranks()
-    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
-    assert [ranks.of(name) for name in "de"] == [1, 2]
-    assert ranks.of("f") == 6
-    ranks.again("a", "d", "e", "f")
-    assert ranks.again("a", "c") == [3, 4]
-    assert ranks.again("a", "c") == [3, 4]
-    assert ranks.of("g", "pool") == 5
-
-
-@pytest.mark.parametrize("group", ["", "pool"])
-def test_a_node_that_was_silent_takes_no_rank_from_another(group: str) -> None:
-    """A spare or a new node has its rank: it becomes a spare until another rank is free."""
-    ranks = Ranks()
-    assert [ranks.of(name, "trainer") for name in "ab"] == [1, 2]
-    assert [ranks.of(name, group) for name in "cd"] == [3, 4]
-    ranks.again("a", "b", "d")
-    assert ranks.of("e", group) == 3
-    assert ranks.again("a", "b", "c", "d", "e@30.0") == [1, 2, 5, 4, 3]
-    assert ranks.again("a", "b", "c", "d", "e@30.0") == [1, 2, 5, 4, 3]
-
-    # The later holder of the rank has gone meanwhile, and comes back itself.
-    ranks = Ranks()
-    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
-    assert ranks.again("b", "c") == [4, 3]
-    assert ranks.again("b", "a") == [4, 3]
-    assert ranks.again("b", "a", "c") == [4, 3, 5]
-
-
-def test_after_a_pause_of_the_head_each_node_keeps_its_rank() -> None:
-    """All reports are overdue then: a spare that reports first takes no rank."""
-    ranks = Ranks()
-    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
-    assert ranks.again("c", "a", "b") == [5, 3, 4]
-
-
-def test_a_node_without_a_group_that_came_too_early() -> None:
-    """Its further rank is kept by its agent, and not by the next one of its node."""
-    ranks = Ranks()
-    assert [ranks.of(name) for name in "abcd"] == [1, 2, 3, 4]
-    ranks.now = 10.0
-    assert ranks.of("e") == 5
-    assert ranks.again("a", "b", "c", "e@10.0") == [1, 2, 3, 5]
-    ranks.now += 20.0
-    ranks.again("a", "b", "c")
-    assert ranks.of("e") == 4
-
-
-def test_a_node_comes_back_in_another_group() -> None:
-    """It gets no rank of the former one, also under its own name."""
-    ranks = Ranks()
-    groups = {"a": "trainer", "b": "trainer", "c": "pool", "d": "pool"}
-    assert [ranks.of(*node) for node in groups.items()] == [1, 2, 3, 4]
-    ranks.again("b", "c", "d")
-    assert ranks.of("a", "pool") == 5
-    ranks.again("b", "d")
-    assert ranks.of("c", "trainer") == 6
-
-    ranks = Ranks()
-    assert [ranks.of(*node) for node in groups.items()] == [1, 2, 3, 4]
-    ranks.again("a", "b", "d")
-    assert ranks.of("c", "trainer") == 5
-    assert ranks.of("e", "pool") == 3
+    for step in history.split(", "):
+        ranks.apply(*step.split())
 
 
 def test_names_of_an_attempt() -> None:
@@ -356,14 +299,3 @@ def test_names_of_an_attempt() -> None:
     assert len(names) == MAX_NODES_BY_NAME
     assert {"stays", f"pod{MAX_NODES_BY_NAME + 1_999}"} <= {*names}
     assert "pod0" not in names
-
-
-def test_a_silent_node_that_is_in_ray_keeps_its_rank() -> None:
-    """What the job has there goes on: a spare takes its rank once Ray has dropped it, too."""
-    ranks = Ranks()
-    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
-    ranks.in_ray = {"a@0.0", "b@0.0"}
-    assert ranks.again("b", "c") == [4, 5]
-    assert ranks.again("b", "c") == [4, 5]
-    ranks.in_ray = {"b@0.0"}
-    assert ranks.again("b", "c") == [4, 3]

@@ -87,10 +87,8 @@ def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent() -> Non
     worker = Link(port, host="head.test", network=dns.network, last_ip="127.0.0.1")
 
     async def scenario() -> None:
-        async with head_at(port), anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.link.run)
-            await worker.last(w.HeadSpoke)
-            tasks.cancel_scope.cancel()
+        async with head_at(port):
+            await worker.run_until(w.HeadSpoke)
 
     anyio.run(scenario)
 

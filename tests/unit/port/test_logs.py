@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
@@ -38,7 +37,7 @@ from support.served import KEY, SECONDS, a_head, environ_of, leave_key
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 SHORT = 0.2
@@ -146,24 +145,6 @@ async def _second_life(
     return LogPart("two\n" if after == 4 else "", 8, over=True)
 
 
-def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
-    """Follow the job's log in a thread; return it, and where its code will be."""
-    codes: list[int] = []
-
-    def follow() -> None:
-        try:
-            logs_verb.show_logs(environ_of(port, root), [], LogFilter(), follow=True)
-        except UnavailableError as error:
-            codes.append(error.end.exit_code)
-            print(error, file=sys.stderr)
-        else:
-            codes.append(0)
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    return thread, codes
-
-
 class Output(io.StringIO):
     """A stdout with a wait; `capsys` loses text that is printed while it is read."""
 
@@ -184,37 +165,43 @@ class Output(io.StringIO):
             assert self._written.wait_for(lambda: text in self.getvalue(), SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("comes_back", "end"),
+    [(True, (0, "one\ntwo\n", "")), (False, (69, "one\n", "no log and no verdict for 1 s"))],
+)
 def test_following_survives_a_restarted_agent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: tuple[int, str, str], *, comes_back: bool
 ) -> None:
-    """Another agent listens at the same port a moment later; the exit code is the verdict's."""
+    """Another agent listens at the same port a moment later; the exit code is the verdict's.
+
+    If it stays away, the end of the run is unknown: this is an error.
+    """
+    if not comes_back:
+        monkeypatch.setattr("agent.cli.logs_verb.AGENT_RESTARTS", 1.0)
     output = Output()
     monkeypatch.setattr(sys, "stdout", output)
     leave_key(tmp_path, KEY)
-    with a_head(log=_first_life) as head:
-        thread, codes = _following(head.port, tmp_path)
-        output.wait_for("one\n")
-    with a_head(log=_second_life, port=head.port):
-        output.wait_for("two\n")
-    thread.join(SECONDS)
-    assert (codes, output.getvalue(), capsys.readouterr().err) == ([0], "one\ntwo\n", "")
+    ends: list[tuple[int, str]] = []
 
+    def follow(port: int) -> None:
+        try:
+            logs_verb.show_logs(environ_of(port, tmp_path), [], LogFilter(), follow=True)
+        except UnavailableError as error:
+            ends.append((error.end.exit_code, str(error)))
+        else:
+            ends.append((0, ""))
 
-def test_following_ends_when_the_agent_stays_away(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a verdict the end of the run is unknown: this is an error."""
-    monkeypatch.setattr("agent.cli.logs_verb.AGENT_RESTARTS", 1.0)
-    output = Output()
-    monkeypatch.setattr(sys, "stdout", output)
-    leave_key(tmp_path, KEY)
     with a_head(log=_first_life) as head:
-        thread, codes = _following(head.port, tmp_path)
+        thread = threading.Thread(target=follow, args=(head.port,))
+        thread.start()
         output.wait_for("one\n")
+    if comes_back:
+        with a_head(log=_second_life, port=head.port):
+            output.wait_for("two\n")
     thread.join(SECONDS)
-    assert (codes, output.getvalue()) == ([69], "one\n")
-    printed = capsys.readouterr().err
-    assert "no log and no verdict for 1 s: 127.0.0.1" in printed
+    ((code, why),) = ends
+    assert (code, output.getvalue()) == end[:2]
+    assert end[2] in why
 
 
 # --- what the head gives -------------------------------------------------------------------------
@@ -245,6 +232,25 @@ class Asked:
         """Request a part."""
         return anyio.run(self.status.read_log, self.reports, node, name, after, before)
 
+    def part_while(
+        self, meanwhile: Callable[[], Awaitable[None]], node: str, name: str, after: int | None
+    ) -> LogPart | str:
+        """Request a part, and do something while its reader waits."""
+        found: list[LogPart | str] = []
+
+        async def request() -> None:
+            found.append(await self.status.read_log(self.reports, node, name, after))
+
+        async def scenario() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(request)
+                await anyio.sleep(SHORT)
+                assert found == []
+                await meanwhile()
+
+        anyio.run(scenario)
+        return found[0]
+
 
 @pytest.fixture
 def asked(tmp_path: Path) -> Iterator[Asked]:
@@ -267,22 +273,13 @@ def test_a_log_is_read_from_any_offset(asked: Asked) -> None:
     )
 
 
-def test_of_a_long_log_the_end_is_read(asked: Asked) -> None:
-    """The end begins with a whole line."""
-    asked.job.write_text("".join(f"line {number}\n" for number in range(60_000)))
-    part = asked.part("head", "job")
-    assert isinstance(part, LogPart)
-    assert part.text.startswith("line ")
-    assert part.text.endswith("line 59999\n")
-    assert part.next == asked.job.stat().st_size
-
-
-def test_what_is_before_the_end_is_read_backwards(asked: Asked) -> None:
+def test_a_long_log_is_read_backwards_from_its_end(asked: Asked) -> None:
     """Parts of whole lines, until the first line of the log; a secret at a cut is masked."""
     lines = [f"line {number} {SECRET}\n" for number in range(30_000)]
     asked.job.write_text("".join(lines))
     part = asked.part("head", "job")
     assert isinstance(part, LogPart)
+    assert part.next == asked.job.stat().st_size
     text = part.text
     while part.start is not None:
         part = asked.part("head", "job", before=part.start)
@@ -297,40 +294,19 @@ def test_a_truncated_log_is_read_from_its_start(asked: Asked) -> None:
     assert asked.part("head", "job", 5000) == LogPart("again\n", 6)
 
 
-def test_a_follower_waits_for_new_text(asked: Asked) -> None:
-    """A reader at the end of the log is answered once there is more."""
+def test_a_follower_waits_for_new_text_or_the_verdict(asked: Asked) -> None:
+    """A reader at the end of the log is answered once there is more, or before the agent exits."""
     asked.job.write_text("one\n")
 
-    async def follow() -> LogPart | str:
-        found: list[LogPart | str] = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anyio.to_thread.run_sync, grow)
-            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
-        return found[0]
-
-    def grow() -> None:
+    async def grow() -> None:
         with asked.job.open("a") as file:
             file.write("two\n")
 
-    assert anyio.run(follow) == LogPart("two\n", 8)
-
-
-def test_a_verdict_ends_the_wait(asked: Asked) -> None:
-    """A waiting reader is answered before the agent exits."""
-    asked.job.write_text("one\n")
-
-    async def follow() -> LogPart | str:
-        found: list[LogPart | str] = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(end)
-            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
-        return found[0]
-
     async def end() -> None:
-        await anyio.sleep(0.2)
         asked.state.phase = HeadPhase.LEAVING
 
-    assert anyio.run(follow) == LogPart("", 4, over=True)
+    assert asked.part_while(grow, "head", "job", 4) == LogPart("two\n", 8)
+    assert asked.part_while(end, "head", "job", 8) == LogPart("", 8, over=True)
 
 
 def test_the_wait_has_a_limit(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,11 +319,7 @@ def test_the_wait_has_a_limit(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("node", "name", "words"),
     [
-        (
-            "head",
-            "secrets",
-            "node-a has no log 'secrets': nodes are node-a and pod1",
-        ),
+        ("head", "secrets", "node-a has no log 'secrets': nodes are node-a and pod1"),
         ("head", "../../etc/passwd", "has no log"),
         ("pod0", "agent", "nodes are node-a and pod1; logs agent, ray"),
         ("pod1", "secrets", "pod1 has no log 'secrets'"),
@@ -364,27 +336,18 @@ def test_unknown_logs(
 
 def test_a_workers_last_lines(asked: Asked) -> None:
     """They are asked for, and sent with its next report."""
+    report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))
+    anyio.run(asked.reports.handle, report)
 
-    async def ask_for_it() -> LogPart | str:
-        report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))
-        reply = await asked.reports.handle(report)
-        found: list[LogPart | str] = []
-        async with anyio.create_task_group() as tasks:
+    async def send() -> None:
+        again = replace(report, hello=None)
+        wanted = (await asked.reports.handle(again)).wanted
+        assert wanted is not None
+        (question,) = wanted.questions
+        assert (question.kind.value, question.name) == ("log", "agent")
+        await asked.reports.handle(replace(again, logs={"agent": f"one\ntwo {SECRET}\n"}))
 
-            async def ask() -> None:
-                found.append(await asked.status.read_log(asked.reports, "pod1", "agent", None))
-
-            tasks.start_soon(ask)
-            again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
-            wanted = (await asked.reports.handle(again)).wanted
-            assert wanted is not None
-            (question,) = wanted.questions
-            assert (question.kind.value, question.name) == ("log", "agent")
-            sent = {"agent": f"one\ntwo {SECRET}\n"}
-            await asked.reports.handle(Report("k1", "10.0.0.2", "joining Ray", logs=sent))
-        return found[0]
-
-    assert anyio.run(ask_for_it) == LogPart(f"one\ntwo {MASK}\n", None)
+    assert asked.part_while(send, "pod1", "agent", None) == LogPart(f"one\ntwo {MASK}\n", None)
 
 
 @pytest.mark.parametrize(
@@ -426,23 +389,13 @@ def test_a_members_log_is_requested_from_its_node(asked: Asked) -> None:
     """By the name of the member; the node says how many of a service it has."""
     asked.run.plan = replace(asked.run.plan, all_services=(ENGINE,))
     worker = Worker("k1", "pod1", members={"engine": 2})
-    asked.state = SimpleNamespace(
-        fleet=SimpleNamespace(workers={"k1": worker}), phase=HeadPhase.RUNNING
-    )
+    asked.state.fleet = SimpleNamespace(workers={"k1": worker})
 
-    async def ask() -> LogPart | str:
-        found: list[LogPart | str] = []
+    async def send() -> None:
+        asked.reports.logs["k1", "engine.1"] = "loading\nCUDA out of memory"
 
-        async def request() -> None:
-            found.append(await asked.status.read_log(asked.reports, "pod1", "engine.1", None))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(request)
-            await anyio.lowlevel.checkpoint()
-            asked.reports.logs["k1", "engine.1"] = "loading\nCUDA out of memory"
-        return found[0]
-
-    assert anyio.run(ask) == LogPart("loading\nCUDA out of memory\n", None)
+    lines = LogPart("loading\nCUDA out of memory\n", None)
+    assert asked.part_while(send, "pod1", "engine.1", None) == lines
     refused = asked.part("pod1", "engine.2")
     assert isinstance(refused, str)
     assert "logs agent, ray" in refused

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from agent.port.status_model import HeadStatus, WorkerStatus
 
 DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana" / "dashboard.json"
-Samples = dict[str, list[tuple[dict[str, str], float]]]
-"""Labels and value of each sample, by the name of its metric."""
+Samples = dict[str, dict[str, float]]
+"""The value of each sample, by the name of its metric and by the values of its labels."""
 EVIL = 'a "name"\\ with\nlines} 1'
 WORKER = replace(A_WORKER, waits=(a_wait("the head", EVIL),))
 
@@ -43,58 +43,49 @@ class Machines(Value):
     machines: tuple[Machine, ...]
 
 
-def parsed(
-    status: HeadStatus | WorkerStatus | Machines,
-) -> dict[str, list[tuple[dict[str, str], float]]]:
+def parsed(status: HeadStatus | WorkerStatus | Machines) -> Samples:
     """Return all samples by name, as Prometheus reads them; no series may come twice."""
     found: Samples = {}
     for family in text_string_to_metric_families(metrics(status)):
         assert family.documentation
         assert family.type in {"gauge", "counter", "histogram"}
         for sample in family.samples:
-            series = found.setdefault(sample.name, [])
-            assert sample.labels not in [labels for labels, _ in series]
-            series.append((sample.labels, sample.value))
+            series = found.setdefault(sample.name, {})
+            labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+            assert labels not in series
+            series[labels] = sample.value
     return found
-
-
-def only(samples: list[tuple[dict[str, str], float]]) -> float:
-    """Return the value of a name with one sample."""
-    ((_, value),) = samples
-    return value
 
 
 def test_metrics_of_a_training_run() -> None:
     """Phases, nodes, services, job and progress equal those of the status."""
     found = parsed(run_of(256))
-    assert found["pod_agent_phase"] == [({"role": "head", "phase": "running"}, 1.0)]
-    spent = {labels["phase"]: seconds for labels, seconds in found["pod_agent_phase_seconds"]}
-    assert spent == {"booting": 70.0, "submitting": 2.0, "running": 265.0}
-    nodes = {labels["state"]: count for labels, count in found["pod_agent_nodes"]}
-    assert nodes == {"booting": 0, "joined": 255, "silent": 0, "lost": 1, "left": 0}
+    states = {"booting": 0, "joined": 255, "silent": 0, "lost": 1, "left": 0}
+    reward = "service=reward server"
+    expected = {
+        "phase": {"role=head,phase=running": 1},
+        "phase_seconds": {"phase=booting": 70, "phase=submitting": 2, "phase=running": 265},
+        "nodes": {f"state={state}": count for state, count in states.items()},
+        "service_last_answer_seconds": {reward: 0.031},
+        "service_answer_seconds_sum": {reward: pytest.approx(0.331)},
+        "service_answer_seconds_count": {reward: 2},
+        "attempt": {"": 2},
+        "job_step": {"": 25},
+        "job_steps": {"": 40},
+        "job_step_seconds": {"": 7.5},
+        "job_reward": {"": pytest.approx(0.89)},
+        "job_metric": {"name=reward": pytest.approx(0.89)},
+    }
+    assert {name: found[f"pod_agent_{name}"] for name in expected} == expected
     assert len(found["pod_agent_node_join_seconds"]) == 256
-    services = {labels["service"]: up for labels, up in found["pod_agent_service_up"]}
-    assert services["reward server"] == 1
-    assert sum(services.values()) == 1
-    restarts = dict(map(_by_service, found["pod_agent_service_restarts_total"]))
-    assert restarts["reward server"] == 1
-    assert dict(map(_by_service, found["pod_agent_service_outage_seconds"]))["reward server"] == 7.5
-    assert only(found["pod_agent_service_last_answer_seconds"]) == 0.031
-    assert only(found["pod_agent_service_answer_seconds_sum"]) == pytest.approx(0.331)
-    assert only(found["pod_agent_service_answer_seconds_count"]) == 2
-    buckets = {one["le"]: count for one, count in found["pod_agent_service_answer_seconds_bucket"]}
-    assert (buckets["0.02"], buckets["0.05"], buckets["0.25"], buckets["0.5"]) == (0, 1, 1, 2)
-    assert buckets["+Inf"] == 2
-    jobs = {labels["status"]: value for labels, value in found["pod_agent_job_status"]}
-    assert [name for name, value in jobs.items() if value] == ["running"]
-    assert only(found["pod_agent_attempt"]) == 2
-    assert only(found["pod_agent_job_step"]) == 25
-    assert only(found["pod_agent_job_steps"]) == 40
-    assert only(found["pod_agent_job_step_seconds"]) == 7.5
-    assert only(found["pod_agent_job_reward"]) == pytest.approx(0.89)
-    ((labels, reward),) = found["pod_agent_job_metric"]
-    assert labels == {"name": "reward"}
-    assert reward == pytest.approx(0.89)
+    assert [name for name, up in found["pod_agent_service_up"].items() if up] == [reward]
+    assert found["pod_agent_service_restarts_total"][reward] == 1
+    assert found["pod_agent_service_outage_seconds"][reward] == 7.5
+    buckets = found["pod_agent_service_answer_seconds_bucket"]
+    counts = {"0.02": 0, "0.05": 1, "0.25": 1, "0.5": 2, "+Inf": 2}
+    assert {le: buckets[f"{reward},le={le}"] for le in counts} == counts
+    jobs = found["pod_agent_job_status"]
+    assert [name for name, value in jobs.items() if value] == ["status=running"]
 
 
 def test_metrics_of_machines() -> None:
@@ -102,25 +93,18 @@ def test_metrics_of_machines() -> None:
     run = run_of(3)
     first, second, third = run.nodes
     assert first.figures is not None
-    nodes = (first, second, replace(third, figures=None))
-    found = parsed(replace(run, figures=first.figures, nodes=nodes))
-    power = {one["node"]: watts for one, watts in found["pod_agent_gpu_power_watts"]}
-    assert power == {"pod0": 8 * 650, "pod1": 8 * 650, "pod2": 8 * 260}
-    assert found["pod_agent_gpu_power_watts"][0][0] == {"node": "pod0", "rank": "0"}
-    clock = {one["node"]: mhz for one, mhz in found["pod_agent_gpu_clock_mhz"]}
-    assert clock["pod2"] == 690
-    used = {one["folder"]: value for one, value in found["pod_agent_disk_used_bytes"]}
-    assert used == {"/workspace": 900 << 30}
-    assert found["pod_agent_gpu_memory_bytes"][0][1] == pytest.approx(8 * 81_559 << 20)
+    run = replace(run, nodes=(first, second, replace(third, figures=None)))
+    found = parsed(replace(run, figures=first.figures))
+    nodes = [f"node=pod{rank},rank={rank}" for rank in range(3)]
+    watts = {nodes[0]: 8 * 650, nodes[1]: 8 * 650, nodes[2]: 8 * 260}
+    assert found["pod_agent_gpu_power_watts"] == watts
+    assert found["pod_agent_gpu_clock_mhz"][nodes[2]] == 690
+    assert found["pod_agent_disk_used_bytes"][f"{nodes[0]},folder=/workspace"] == 900 << 30
+    assert found["pod_agent_gpu_memory_bytes"][nodes[0]] == pytest.approx(8 * 81_559 << 20)
     without = replace(first.figures, gpus=GpuColumns(), disks=(), host_memory_used=0)
     assert "pod_agent_gpu_use_percent" in found
     names = parsed(replace(run, nodes=(replace(first, figures=without),))).keys()
     assert not {"pod_agent_gpu_use_percent", "pod_agent_disk_bytes"} & names
-
-
-def _by_service(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
-    labels, value = sample
-    return labels["service"], value
 
 
 def test_missing_values_have_no_sample() -> None:
@@ -145,7 +129,7 @@ def test_the_dashboard_uses_existing_metrics() -> None:
     names = {name for expr in asked for name in re.findall(r"\bpod_agent_\w+", expr)}
     assert names
     assert names <= found.keys()
-    labels = {label for samples in found.values() for one, _ in samples for label in one}
+    labels = {*re.findall(r'[{,](\w+)="', metrics(run_of(3)))}
     used = {label for expr in asked for label in re.findall(r"\b(\w+)=~?\"", expr)}
     shown = [target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]]
     used |= {label for text in shown for label in re.findall(r"\{\{(\w+)\}\}", text)}
@@ -185,13 +169,10 @@ def test_a_metric_is_declared_at_its_field() -> None:
 
 
 @given(st.text(max_size=30))
+@example("pod\ud800")
 def test_labels_are_escaped(name: str) -> None:
-    """A label holds any text, and the parser returns the same text."""
-    ((labels, _),) = parsed(Machines((Machine(name, 0.5),)))["pod_agent_load"]
-    assert labels["node"] == name
-
-
-def test_surrogates_are_escaped() -> None:
-    """A lone surrogate, which a name from the environment may hold, becomes its number."""
-    ((labels, _),) = parsed(Machines((Machine("pod\ud800", 0.5),)))["pod_agent_load"]
-    assert labels["node"] == r"pod\ud800"
+    """A label holds any text, and the parser returns it; a lone surrogate becomes its number."""
+    shown = name.replace("\ud800", r"\ud800")
+    assert parsed(Machines((Machine(name, 0.5),))) == {
+        "pod_agent_load": {f"node={shown},rank=0": 0.5}
+    }

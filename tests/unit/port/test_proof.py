@@ -321,11 +321,7 @@ def test_no_redirect_is_followed(token: str | None) -> None:
 
     async def scenario() -> None:
         async with impostor(redirect) as port:
-            worker = Link(port, token)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(worker.link.run)
-                await worker.last(w.HeadSilent)
-                tasks.cancel_scope.cancel()
+            await Link(port, token).run_until(w.HeadSilent)
             assert "307" in str(await download_sample("127.0.0.1", port, token, "run-1", 5.0))
 
     anyio.run(scenario)
@@ -338,10 +334,9 @@ def test_a_head_with_another_token() -> None:
     async def scenario() -> None:
         port = free_port()
         worker = Link(port, SECRET)
-        async with head_at(port, "another"), anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.link.run)
-            await worker.last(w.HeadSilent, "asks for another RAY_AUTH_TOKEN than this node's")
-            tasks.cancel_scope.cancel()
+        async with head_at(port, "another"):
+            said = "asks for another RAY_AUTH_TOKEN than this node's"
+            await worker.run_until(w.HeadSilent, said)
         assert worker.replies == []
 
     anyio.run(scenario)
@@ -372,10 +367,8 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
     async def scenario() -> None:
         async with impostor(reply) as port:
             worker = Link(port, SECRET)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(worker.link.run)
-                await worker.last(w.HeadSilent, "does not prove that it holds this node's RAY_AUTH")
-                tasks.cancel_scope.cancel()
+            said = "does not prove that it holds this node's RAY_AUTH"
+            await worker.run_until(w.HeadSilent, said)
         assert {type(one) for one in worker.events} == {w.HeadSilent}
         assert worker.replies == []
 

@@ -53,20 +53,12 @@ def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert third["seconds"] - second["seconds"] > 2.5
 
 
-def test_the_cookie_of_the_page_is_enough() -> None:
-    """A browser with the cookie needs no token."""
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    with streamed_head(SECRET) as head:
-        entered = ask(head.port, "POST", "/login", form, f"token={SECRET}")
-        cookie = str(entered.headers["Set-Cookie"]).partition(";")[0]
-        with reading(head, {"Cookie": cookie}) as answer:
-            assert next_status(answer)["phase"] == "booting"
-
-
-def test_a_worker_has_no_stream() -> None:
-    """A worker's port names the head."""
-    with streamed_head(is_head=False) as head, reading(head, BY_KEY) as answer:
-        assert answer.status == 409
+def test_a_worker_s_port_names_the_head() -> None:
+    """It has no stream, and stops nothing."""
+    with streamed_head(is_head=False) as head:
+        for method, path in (("GET", "/events"), ("POST", "/stop")):
+            answer = ask(head.port, method, path, {**BY_KEY, "Content-Type": "application/json"})
+            assert (answer.status, "ask the head" in answer.error) == (409, True)
 
 
 def test_log_text_needs_the_token() -> None:
