@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.settings.redact import MASK, Redactor, looks_secret, redactor_for
@@ -51,29 +52,22 @@ def test_names_of_secrets() -> None:
         assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b", name
 
 
-class Inner(Value):
-    """A value in another one."""
-
-    text: str
-
-
 class Outer(Value):
-    """A value with texts."""
+    """A value with texts, some of them in other values."""
 
     text: str
-    number: int
-    inner: Inner
-    several: tuple[Inner, ...] = ()
+    number: int = 1
+    inner: Outer | None = None
+    several: tuple[Outer, ...] = ()
 
 
 def test_a_value_is_masked_with_those_in_it() -> None:
     """Events and records are masked field by field."""
     redactor = redactor_for({"HF_TOKEN": SECRET}, None)
-    said = f"a {SECRET} b"
-    clean = Outer("no secret", 1, Inner("none"))
-    found = redactor.clean_fields(Outer(said, 1, Inner(said), (Inner(said), Inner("none"))))
-    masked = Inner(f"a {MASK} b")
-    assert found == Outer(f"a {MASK} b", 1, masked, (masked, Inner("none")))
+    inner, masked = Outer(f"a {SECRET} b"), Outer(f"a {MASK} b")
+    found = redactor.clean_fields(replace(inner, inner=inner, several=(inner, Outer("none"))))
+    assert found == replace(masked, inner=masked, several=(masked, Outer("none")))
+    clean = Outer("no secret", inner=Outer("none"))
     assert redactor.clean_fields(clean) is clean
 
 
@@ -225,12 +219,6 @@ def test_no_secret_gets_through(before: str, secrets: list[str], after: str) -> 
     assert [secret for secret in secrets if secret in cleaned] == []
 
 
-def test_the_longer_of_two_secrets_goes_first() -> None:
-    """A secret that begins with another leaves no tail behind."""
-    text = Redactor([SECRET, f"{SECRET}-tail"]).clean(f"a {SECRET}-tail b {SECRET} c")
-    assert text == f"a {MASK} b {MASK} c"
-
-
 HOOKS = "https://hooks.example.org/services/T0/B0/k3y?x=1  http://ntfy.example:8080/topic-of-mine"
 
 
@@ -245,15 +233,13 @@ def test_an_address_for_notices_is_a_secret(*, from_file: bool) -> None:
     assert redactor.clean("hooks.example.org refuses") == "hooks.example.org refuses"
 
 
-def test_ordinary_text_is_left_alone() -> None:
-    """Without secrets, or with values too short to be one, nothing is torn out of a text."""
-    assert Redactor([]).clean("as it was") == "as it was"
-    assert Redactor(["1", "true"]).clean("1 is true") == "1 is true"
-
-
 def test_secrets_come_from_environment_and_settings() -> None:
-    """What the environment names a secret is masked, and what was read from a file too."""
+    """What the environment names a secret is masked, and what was read from a file too.
+
+    Of one that begins with another, no tail is left; what is too short is no secret.
+    """
     settings = settings_of({"RAY_AUTH_TOKEN": f"{SECRET}-from-file"})
-    redactor = redactor_for({"HF_TOKEN": f"{SECRET}-hf", "HOME": "/home/somebody"}, settings)
-    text = redactor.clean(f"{SECRET}-from-file, {SECRET}-hf, /home/somebody")
+    redactor = redactor_for({"HF_TOKEN": SECRET, "HOME": "/home/somebody"}, settings)
+    text = redactor.clean(f"{SECRET}-from-file, {SECRET}, /home/somebody")
     assert text == f"{MASK}, {MASK}, /home/somebody"
+    assert Redactor(["1", "true"]).clean("1 is true") == "1 is true"
