@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import threading
-import time
 import types
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
@@ -41,6 +40,7 @@ from agent.record import background
 from agent.record import events as e
 from agent.record.events import TAG, to_data
 from agent.settings.redact import MASK, Redactor
+from support.conditions import await_true
 from support.disks import full_disk, needs_mount
 from support.golden import assert_golden
 from support.worlds import SECRET
@@ -252,25 +252,6 @@ def test_numbers_that_json_lacks(number: float) -> None:
     assert repr(restored(json.loads(text))) == repr(number)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        [],
-        {},
-        {"at": 1.0},
-        {"at": "one", "event": "Ended", "data": {"seconds": 1.0}},
-        {"at": [], "event": "Ended", "data": {"seconds": 1.0}},
-        {"at": 1.0, "event": "Ended", "data": []},
-        {"at": 1.0, "event": "Ended"},
-    ],
-)
-def test_what_is_no_event(tmp_path: Path, data: object) -> None:
-    """Lines of others are left out."""
-    (tmp_path / e.EVENTS_FILE).write_text(json.dumps(data) + "\n")
-    assert list(e.read_events(tmp_path)) == []
-
-
 # --- secrets -----------------------------------------------------------------------------------
 
 
@@ -289,11 +270,7 @@ def test_no_secret_in_any_value(tmp_path: Path, secret: str) -> None:
     assert decided.data["outcome"]["reason"] == f"a {MASK} b"
     assert decided.data["outcome"]["culprit"] == MASK
     assert waited.data == {"what": MASK, "until": 3.0, "evidence": MASK}
-
-
-def test_a_secret_in_a_mappings_key() -> None:
-    """Keys are texts, too."""
-    assert to_data({SECRET: 1}, Redactor([SECRET]).clean) == {MASK: 1}
+    assert to_data({secret: 1}, Redactor([secret]).clean) == {MASK: 1}  # keys are texts, too
 
 
 # --- the file ----------------------------------------------------------------------------------
@@ -334,12 +311,21 @@ def test_events_are_read_in_their_order(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("torn", [b'{"at": 1.0, "event": "En', b"{}", b"\xff\xfe", b"null", b"["])
-def test_a_torn_line_is_passed_over(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(b'{"at": 1.0, "event": "En', b"{}", b"\xff\xfe", b"null", b"[", b"[]", b'{"at": 1.0}'),
+        b'{"at": "one", "event": "Ended", "data": {"seconds": 1.0}}',
+        b'{"at": [], "event": "Ended", "data": {"seconds": 1.0}}',
+        b'{"at": 1.0, "event": "Ended", "data": []}',
+        b'{"at": 1.0, "event": "Ended"}',
+    ],
+)
+def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path, other: bytes) -> None:
     """What a killed agent left half written costs only itself, for the next agent too."""
     record(tmp_path, (1.0, e.Ended(1.0)))
     with (tmp_path / e.EVENTS_FILE).open("ab") as file:
-        file.write(torn)
+        file.write(other)
     assert read(tmp_path) == [recorded(1.0, e.Ended(1.0))]
     record(tmp_path, (2.0, e.Ended(2.0)))
     assert read(tmp_path) == [recorded(1.0, e.Ended(1.0)), recorded(2.0, e.Ended(2.0))]
@@ -419,9 +405,7 @@ def test_a_full_disk_delays_events(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What does not fit is written once there is space, each line whole."""
     monkeypatch.setattr("agent.record.background.LINES_RETRY", 0.02)
     alarms: list[str] = []
-    alarm = background.DiskAlarm(
-        lambda line, _level: alarms.append(line)
-    )  # no other test's troubles
+    alarm = background.DiskAlarm(lambda line, _level: alarms.append(line))  # no other test's
     monkeypatch.setattr(e, "disk_alarm", alarm)
     with full_disk(tmp_path / "disk", "size=64k") as disk:
         times = itertools.count()
@@ -430,10 +414,7 @@ def test_a_full_disk_delays_events(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         for _ in range(60):
             recorder.add(e.PhaseEntered("x" * 1500))
-        until = time.monotonic() + 20
-        while not alarms:
-            assert time.monotonic() < until
-            time.sleep(0.01)  # a step of the wait above
+        await_true(lambda: bool(alarms))
         assert "No space left on device" in alarms[0]
         subprocess.run(["mount", "-o", "remount,size=256k", str(disk)], check=True)
         recorder.finish(10.0)

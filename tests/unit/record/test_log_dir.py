@@ -181,25 +181,16 @@ def test_a_worker_stays_out_of_another_users_run(
 
 
 @needs_root
-def test_the_latest_run_of_another_user_is_not_resumed(root: Path) -> None:
-    """A head without a run id of its platform begins a new one."""
-    (root / "theirs").mkdir()
-    os.chown(root / "theirs", OTHER, OTHER)
-    (root / "latest").symlink_to("theirs")
-    log_dir.guard(root)
-    chosen = run_record.choose_run(root, None, "", lambda: "ours")
-    assert (chosen.run_id, chosen.before, chosen.skipped) == ("ours", None, "")
-    assert folder_of(root, "pod0", [os.getpid()]) is None
-
-
-@needs_root
-def test_the_platforms_run_of_another_user_is_refused(root: Path) -> None:
-    """Neither its record nor its lock is used; making this node's folder ends with 78."""
+@pytest.mark.parametrize(("platform", "run_id"), [("", "ours"), ("4242", "4242")])
+def test_the_run_of_another_user_is_not_resumed(root: Path, platform: str, run_id: str) -> None:
+    """A head without a run id of its platform begins a new one; with it, its folder is refused."""
     (root / "4242").mkdir()
     os.chown(root / "4242", OTHER, OTHER)
+    (root / "latest").symlink_to("4242")
     log_dir.guard(root)
-    chosen = run_record.choose_run(root, "4242", "", lambda: "new")
-    assert (chosen.run_id, chosen.before) == ("4242", None)
+    chosen = run_record.choose_run(root, platform or None, "", lambda: "ours")
+    assert (chosen.run_id, chosen.before, chosen.skipped) == (run_id, None, "")
+    assert folder_of(root, "pod0", [os.getpid()]) is None
     assert list((root / "4242").iterdir()) == []
     assert "belongs to user" in refusal(root)
 

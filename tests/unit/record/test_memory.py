@@ -42,10 +42,16 @@ def kept() -> Iterator[int]:
     os.close(descriptor)
 
 
-def next_agent(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> RecordMemory:
-    """Let this process read and write records as an agent whose parent has this file."""
+def attached(descriptor: int | None) -> RecordMemory:
+    """Return the memory of an agent whose parent has this file."""
     memory = RecordMemory()
     memory.attach(descriptor)
+    return memory
+
+
+def next_agent(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> RecordMemory:
+    """Let this process read and write records as an agent whose parent has this file."""
+    memory = attached(descriptor)
     for module in (files, node_record):
         monkeypatch.setattr(module, "record_memory", memory)
     return memory
@@ -107,14 +113,11 @@ def test_a_written_record_is_not_kept(
 def test_a_write_that_was_cut_off(tmp_path: Path, kept: int) -> None:
     """The content before it is read."""
     path = tmp_path / RUN_FILE
-    memory = RecordMemory()
-    memory.attach(kept)
+    memory = attached(kept)
     memory.keep(path, "first")
     memory.keep(path, "second")
     os.pwrite(kept, b"?", 16)  # in the slot of the second write
-    again = RecordMemory()
-    again.attach(kept)
-    assert again.text_of(path) == "first"
+    assert attached(kept).text_of(path) == "first"
 
 
 def test_a_later_heads_record_stands(
@@ -226,32 +229,24 @@ def test_an_older_write_does_not_take_the_epoch_back(
 def test_an_older_write_takes_nothing_from_memory(tmp_path: Path, kept: int) -> None:
     """Only the content that the disk has is forgotten."""
     path = tmp_path / NODE_FILE
-    memory = RecordMemory()
-    memory.attach(kept)
+    memory = attached(kept)
     assert memory.keep(path, "older")
     assert memory.keep(path, "newer")
     memory.forget(path, "older")
-    again = RecordMemory()
-    again.attach(kept)
-    assert again.text_of(path) == "newer"
+    assert attached(kept).text_of(path) == "newer"
     memory.forget(path, "newer")
-    again = RecordMemory()
-    again.attach(kept)
-    assert again.path_of(NODE_FILE) is None
+    assert attached(kept).path_of(NODE_FILE) is None
 
 
 def test_a_relative_path(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """AGENT_LOG_DIR may be relative to the folder in which the agent was started."""
     monkeypatch.chdir(tmp_path)
-    memory = next_agent(kept, monkeypatch)
-    memory.keep(Path("logs") / RUN_FILE, "text")
-    again = next_agent(kept, monkeypatch)
-    assert again.text_of(tmp_path / "logs" / RUN_FILE) == "text"
+    attached(kept).keep(Path("logs") / RUN_FILE, "text")
+    assert attached(kept).text_of(tmp_path / "logs" / RUN_FILE) == "text"
 
 
 def test_without_a_parent(tmp_path: Path) -> None:
     """Verbs that only read, and an agent whose machine has no such files."""
-    memory = RecordMemory()
-    memory.attach(None)
+    memory = attached(None)
     assert not memory.keep(tmp_path / RUN_FILE, "text")
     assert memory.text_of(tmp_path / RUN_FILE) is None

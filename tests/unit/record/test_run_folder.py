@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.record import run_folder
-from agent.record.events import FORMER_EVENTS_FILE
 from agent.record.files import appending
 from agent.record.log_dir import log_dir
-from agent.record.node_record import NodeRecord, own_record
+from agent.record.node_record import NodeRecord
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 from support.run_folders import run_folder_of
 
@@ -52,18 +51,13 @@ def another_agent(root: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.kill()
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """Return what lies in a folder, but for what is the agent's own."""
-    own = {"node.json", ".agent.lock"}
-    return {p.name: p.read_text() for p in sorted(folder.iterdir()) if p.name not in own}
-
-
 def test_a_heads_folder(tmp_path: Path) -> None:
-    """Logs are in <log dir>/<run id>/<node>/, and `latest` links to the run."""
-    folder = run_folder_of(tmp_path / "logs")
-    assert folder.path == tmp_path / "logs" / "run-1" / "pod0"
-    folder.file("agent.log").write_text("x")
-    assert (tmp_path / "logs" / "latest" / "pod0" / "agent.log").read_text() == "x"
+    """Logs are in <log dir>/<run id>/<node>/, and `latest` links to the newest run."""
+    root = tmp_path / "logs"
+    for run in ("run-1", "run-2"):
+        assert run_folder_of(root, run).path == root / run / "pod0"
+        assert (root / "latest").resolve() == root / run
+    assert sorted(path.name for path in root.iterdir()) == ["latest", "run-1", "run-2"]
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -115,30 +109,24 @@ def test_a_disk_without_modes_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     assert [text.partition(":")[0] for text in said] == ["AGENT_LOG_MODE"]
 
 
-def test_latest_links_to_the_newest_run(tmp_path: Path) -> None:
-    """A new run replaces the link, and leaves no other file."""
-    for run in ("run-1", "run-2"):
-        run_folder_of(tmp_path, run)
-    assert (tmp_path / "latest").resolve() == tmp_path / "run-2"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "run-1", "run-2"]
-
-
 # --- the same node once more -------------------------------------------------------------------
 
 
 def test_a_restarted_node_uses_its_folder_again(tmp_path: Path) -> None:
-    """Files stay, the previous record is read, and its outcome is renamed."""
-    first = run_folder_of(tmp_path)
-    first.file("agent.log").write_text("first\n")
-    write_outcome(first.path, outcome_text(Outcome(Kind.LOST, 75, "gone")))
-    first.close()
+    """Files stay, the previous record is read, and its outcome is renamed: the last is kept."""
+    for number in range(4):
+        first = run_folder_of(tmp_path)
+        first.file("agent.log").write_text(f"{number}\n")
+        write_outcome(first.path, outcome_text(Outcome(Kind.LOST, 75, str(number))))
+        (first.path / ".run.json.0123.part").write_text("{")  # which a killed agent left
+        first.close()
     second = run_folder_of(tmp_path)
-    assert second.path == first.path
-    assert second.former == first.own
-    files = files_of(second.path)
-    assert files["agent.log"] == "first\n"
-    assert "outcome.json" not in files
-    assert json.loads(files["outcome.former-1.json"])["reason"] == "gone"
+    assert (second.path, second.former) == (first.path, first.own)
+    files = {path.name: path for path in second.path.iterdir()}
+    assert files["agent.log"].read_text() == "3\n"
+    (former,) = files.keys() - {"agent.log", "node.json", ".agent.lock"}
+    assert former.startswith("outcome.former-")
+    assert json.loads(files[former].read_text())["reason"] == "3"
 
 
 def test_a_running_agent_keeps_its_folder(tmp_path: Path) -> None:
@@ -191,71 +179,31 @@ def test_a_broken_record_does_not_block_the_folder(tmp_path: Path, text: str) ->
     assert isinstance(NodeRecord.read(again.path / "node.json"), NodeRecord)
 
 
-def test_a_folder_of_another_machine(tmp_path: Path) -> None:
-    """A record of another machine keeps its folder: its agent may run."""
+def test_a_folder_of_another_machine_or_node(tmp_path: Path) -> None:
+    """Its agent may run, or two node names give one folder name: the second gets a number."""
     first = run_folder_of(tmp_path)
-    path = first.path / "node.json"
     elsewhere = replace(first.own.place, boot_id="other", pid_namespace="other", hostname="other")
-    replace(first.own, place=elsewhere).write(path)
+    replace(first.own, place=elsewhere).write(first.path / "node.json")
     first.close()
-    second = run_folder_of(tmp_path)
-    assert second.path.name == "pod0-2"
-
-
-def test_a_folder_of_another_node(tmp_path: Path) -> None:
-    """Two node names may give one folder name: the second gets a number."""
+    assert run_folder_of(tmp_path).path.name == "pod0-2"
     run_folder_of(tmp_path, node="pod:0").close()
     assert run_folder_of(tmp_path, node="pod-0").path.name == "pod-0-2"
-
-
-def test_incomplete_files_are_removed(tmp_path: Path) -> None:
-    """Files that a killed agent left incomplete do not accumulate."""
-    run_folder_of(tmp_path).close()
-    part = tmp_path / "run-1" / "pod0" / ".run.json.0123.part"
-    part.write_text("{")
-    run_folder_of(tmp_path)
-    assert not part.exists()
-
-
-def test_the_last_former_outcome_is_kept(tmp_path: Path) -> None:
-    """A pod that restarts many times keeps the outcome of the agent before."""
-    for number in range(4):
-        folder = run_folder_of(tmp_path)
-        write_outcome(folder.path, outcome_text(Outcome(Kind.LOST, 75, str(number))))
-        folder.close()
-    (kept,) = (tmp_path / "run-1" / "pod0").glob("outcome.former-*.json")
-    assert json.loads(kept.read_text())["reason"] == "2"
-
-
-def test_the_initial_record() -> None:
-    """It has this process and its pid scope."""
-    record = own_record("pod0", "run-1")
-    assert record.agent.pid == os.getpid()
-    assert record.agent.start > 0
-    assert record.place.boot_id
-    assert FORMER_EVENTS_FILE.endswith(".jsonl")
 
 
 # --- names ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("run", "node"), [("../../etc", ".."), ("a/b", "c/d"), ("", ""), ("run 1", "pod:0")]
+    ("run", "node"),
+    [("../../etc", ".."), ("a/b", "c/d"), ("", ""), ("run 1", "pod:0"), ("r" * 4000, "n" * 400)],
 )
 def test_no_name_leaves_the_log_folder(tmp_path: Path, run: str, node: str) -> None:
-    """Names come from platforms and from the head."""
+    """Names come from platforms and from the head; one that is too long for a disk is cut."""
     root = tmp_path / "logs"
     folder = RunFolder(root, run, node)
     assert folder.path.resolve().parent.parent == root
     folder.move_to_run(f"{run}-other")
     assert folder.path.resolve().parent.parent == root
-
-
-def test_long_names_are_cut(tmp_path: Path) -> None:
-    """A head may send a name that is too long for the disk."""
-    folder = RunFolder(tmp_path, "", "n" * 400)
-    folder.move_to_run("r" * 4000)
-    assert folder.path.parent.name == "r" * 200
 
 
 def test_an_unwritable_root_is_a_preflight_error(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
+
+import pytest
 
 from agent.record import run_folder
 from agent.record.events import Began, EventRecorder, PhaseEntered, read_events
@@ -14,9 +17,8 @@ from support.disks import fill_with_files, full_disk, needs_mount, read_only
 from support.run_folders import run_folder_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
 
 def test_a_workers_folder_moves_to_the_run(tmp_path: Path) -> None:
@@ -26,21 +28,14 @@ def test_a_workers_folder_moves_to_the_run(tmp_path: Path) -> None:
     assert waiting.name == "no-head"
     with folder.file("agent.log").open("w") as log:
         log.write("before\n")
-        folder.move_to_run("run-1")
+        for _ in range(2):  # every reply names the run
+            folder.move_to_run("run-1")
         log.write("after\n")
     assert folder.path == tmp_path / "run-1" / "pod1"
     assert folder.file("agent.log").read_text() == "before\nafter\n"
     assert (tmp_path / "latest").resolve() == tmp_path / "run-1"
     assert not waiting.exists()
     assert (folder.path / "node.json").is_file()
-
-
-def test_the_same_run_moves_nothing(tmp_path: Path) -> None:
-    """Every reply names the run; only another run moves the folder."""
-    folder = RunFolder(tmp_path, "", "pod1")
-    for _ in range(2):
-        folder.move_to_run("run-1")
-    assert folder.path == tmp_path / "run-1" / "pod1"
     folder.move_to_run("run-2")
     assert folder.path == tmp_path / "run-2" / "pod1"
 
@@ -64,12 +59,14 @@ def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
     assert names == ["pod0", "pod1", "pod1-2", "pod2"]
 
 
-def test_a_restarted_worker_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    """The files of the agent before it stay as they are, under another name of this node."""
+@pytest.mark.parametrize("runs", [False, True])
+def test_another_agent_of_a_worker_has_a_folder_of_its_own(tmp_path: Path, *, runs: bool) -> None:
+    """The files of the one before it, which may run, stay as they are."""
     former = RunFolder(tmp_path, "", "pod1")
     former.move_to_run("run-1")
     former.file("agent.log").write_text("former\n")
-    former.close()
+    if not runs:
+        former.close()
     folder = RunFolder(tmp_path, "", "pod1")
     with folder.file("agent.log").open("w") as log:
         folder.move_to_run("run-1")
@@ -102,72 +99,66 @@ def test_events_written_during_the_move_arrive(tmp_path: Path) -> None:
     assert not waiting.exists()
 
 
-def test_a_held_folder_is_not_taken(tmp_path: Path) -> None:
-    """A running worker of the same name keeps its folder; this one gets a number."""
-    twin = RunFolder(tmp_path, "", "pod1")
-    twin.move_to_run("run-1")
-    twin.file("agent.log").write_text("twin")
-    folder = RunFolder(tmp_path, "", "pod1")
-    folder.file("agent.log").write_text("ours")
-    folder.move_to_run("run-1")
-    assert folder.path.name == "pod1-2"
-    assert twin.file("agent.log").read_text() == "twin"
+def blocked_by_file(root: Path) -> AbstractContextManager[object]:
+    """Have a file with the name of the run's folder."""
+    (root / "run-1").write_text("")
+    return nullcontext()
 
 
-class Waiting:
-    """The folder of a waiting worker, and the lines that it logs."""
+def on_another_disk(root: Path) -> AbstractContextManager[object]:
+    """Have the run's folder on a disk to which open files cannot move."""
+    (root / "run-1").mkdir()
+    return full_disk(root / "run-1", "size=128k")
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lines: list[str] = []
-        monkeypatch.setattr(run_folder, "say", lambda line, _level: self.lines.append(line))
-        self.folder = RunFolder(root, "no-head-1", "pod1", link=False)
-        self.before = self.folder.path
+
+@pytest.mark.parametrize(
+    ("obstacle", "why"),
+    [
+        pytest.param(read_only, errno.EROFS, marks=needs_mount),
+        pytest.param(on_another_disk, errno.EXDEV, marks=needs_mount),
+        (blocked_by_file, errno.ENOTDIR),
+    ],
+)
+def test_a_log_that_cannot_move_stays(
+    tmp_path: Path,
+    obstacle: Callable[[Path], AbstractContextManager[object]],
+    why: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run goes on, with one warning."""
+    said = logged(monkeypatch)
+    folder = RunFolder(tmp_path, "no-head-1", "pod1", link=False)
+    before = folder.path
+    with obstacle(tmp_path):
+        folder.move_to_run("run-1")
+    assert folder.path == before
+    assert said == [f"the log stays in {before}: {os.strerror(why)}"]
+
+
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is logged from now on."""
+    said: list[str] = []
+    monkeypatch.setattr(run_folder, "say", lambda line, _level: said.append(line))
+    return said
 
 
 @needs_mount
 def test_a_full_disk_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without space for one more folder the log stays, with one warning."""
+    said = logged(monkeypatch)
     with full_disk(tmp_path / "disk", "nr_inodes=8") as root:
-        waiting = Waiting(root, monkeypatch)
+        folder = RunFolder(root, "no-head-1", "pod1", link=False)
+        before = folder.path
         fills = fill_with_files(root)
         for _ in range(3):
-            waiting.folder.move_to_run("run-1")
-        assert waiting.folder.path == waiting.before
-        assert waiting.lines == [f"the log stays in {waiting.before}: No space left on device"]
+            folder.move_to_run("run-1")
+        assert folder.path == before
+        assert said == [f"the log stays in {before}: No space left on device"]
         for fill in fills:
             fill.unlink()
-        waiting.folder.move_to_run("run-2")
-        assert waiting.folder.path == root / "run-2" / "pod1"
-        waiting.folder.close()
-
-
-@needs_mount
-def test_a_read_only_disk_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log stays in its folder."""
-    waiting = Waiting(tmp_path, monkeypatch)
-    with read_only(tmp_path):
-        waiting.folder.move_to_run("run-1")
-    assert waiting.lines == [f"the log stays in {waiting.before}: Read-only file system"]
-
-
-@needs_mount
-def test_a_run_on_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder cannot move to another disk with its open files: it stays."""
-    waiting = Waiting(tmp_path, monkeypatch)
-    (tmp_path / "run-1").mkdir()
-    with full_disk(tmp_path / "run-1", "size=128k"):
-        waiting.folder.move_to_run("run-1")
-    assert waiting.folder.path == waiting.before
-    assert waiting.lines == [f"the log stays in {waiting.before}: {os.strerror(errno.EXDEV)}"]
-
-
-def test_a_run_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file has the name of the run's folder: the log stays."""
-    waiting = Waiting(tmp_path, monkeypatch)
-    (tmp_path / "run-1").write_text("")
-    waiting.folder.move_to_run("run-1")
-    assert waiting.folder.path == waiting.before
-    assert len(waiting.lines) == 1
+        folder.move_to_run("run-2")
+        assert folder.path == root / "run-2" / "pod1"
+        folder.close()
 
 
 def test_a_blocked_writer_delays_the_move(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.base.text import iso_time, seconds_between
+from agent.base.text import seconds_between
 from agent.decisions.attempts import Attempt, EndedAttempt, FailureCause, JobReport
 from agent.decisions.durable import Durable, Losses, StepHolder, Stop, Succession
 from agent.decisions.receipt import Meter
@@ -214,11 +214,6 @@ def test_readers_read_whole_records(tmp_path: Path) -> None:
     while any(writer.is_alive() for writer in writers):
         assert RunRecord.read(path) in [RECORD, long]
     assert [file.name for file in tmp_path.iterdir()] == [RUN_FILE]
-
-
-def test_times_are_utc() -> None:
-    """Times have the format of the contract."""
-    assert iso_time(0.5) == "1970-01-01T00:00:00.500Z"
 
 
 # --- what makes a run this run -----------------------------------------------------------------
@@ -437,25 +432,36 @@ def test_without_a_free_run(tmp_path: Path) -> None:
     assert caught.value.culprit == "AGENT_LOG_DIR"
 
 
-def kept(root: Path, *, job_survives: bool) -> Durable:
-    """Return what a head goes on with that was started anew, after one was killed at its job."""
-    chosen = ChosenRun("4711", record_of(submitted(DURABLE)))
-    store = RunStore(root, "f" * 16, chosen, Succession(job_survives=job_survives))
+@pytest.mark.parametrize(
+    ("job_survives", "outcome", "following"),
+    [(False, (1, False, "its head was lost"), 2), (True, (1, True, ""), 1)],
+)
+def test_the_job_of_a_killed_head(
+    tmp_path: Path, outcome: tuple[int, bool, str], following: int, *, job_survives: bool
+) -> None:
+    """It is submitted again, with a new number; where the platform runs Ray, it is followed."""
+    left = record_of(submitted(DURABLE))
+    store = taken_up(tmp_path, Succession(job_survives=job_survives), left)
     store.close()
-    return store.durable
+    (found,) = outcomes_of(store.durable)
+    assert (found.number, found.end is None, found.reason) == outcome
+    assert (store.durable.open_attempt is not None) is job_survives
+    assert store.durable.before_attempt(0).attempt.number == following
 
 
-def test_a_job_lost_with_its_head_is_submitted_again(tmp_path: Path) -> None:
-    """The attempt that a killed head left open is lost; the next has a new number."""
-    durable = kept(tmp_path, job_survives=False)
-    assert [(one.number, one.reason) for one in durable.ended] == [(1, "its head was lost")]
-    assert durable.before_attempt(0).attempt.number == 2
+def taken_up(
+    root: Path,
+    how: Succession = Succession(),  # noqa: B008 - a value
+    record: RunRecord = RECORD,
+) -> RunStore:
+    """Return the store of a head that goes on with the run."""
+    (root / "4711").mkdir(exist_ok=True)
+    return RunStore(root, "f" * 16, ChosenRun("4711", record), how)
 
 
 def test_attempts_are_sized_alike(tmp_path: Path) -> None:
     """What the first attempt's recipe was sized by is that of every later head, too."""
-    (tmp_path / "4711").mkdir()
-    store = RunStore(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    store = taken_up(tmp_path)
     assert store.measured.basis is None
     basis = JobBasis(ModelShape.from_name("7B"), 1e8)
     store.measure(basis=basis)
@@ -465,8 +471,7 @@ def test_attempts_are_sized_alike(tmp_path: Path) -> None:
 
 def test_a_later_head_knows_at_which_step_and_by_what_attempts_ended(tmp_path: Path) -> None:
     """Else each head of a run would try a job that ends at the same step once more."""
-    (tmp_path / "4711").mkdir()
-    store = RunStore(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    store = taken_up(tmp_path)
     cause = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
     end = ends.FAILED_WITHOUT_CODE.outcome(evidence="it died", before="")
     durable = store.durable
@@ -488,15 +493,13 @@ def test_a_later_head_knows_at_which_step_and_by_what_attempts_ended(tmp_path: P
 
 def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     """They come back on the clock of the next agent, which began later."""
-    (tmp_path / "4711").mkdir()
-    store = RunStore(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    store = taken_up(tmp_path)
     assert store.durable.outages == ()
     outages = (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", HERE, 25.0))
     store.put(replace(store.durable, outages=outages), 30.0)
     store.close()
     left = written(tmp_path, "4711")
-    how = Succession(replaces_agent=True)
-    following = RunStore(tmp_path, "f" * 16, ChosenRun("4711", left), how)
+    following = taken_up(tmp_path, Succession(replaces_agent=True), left)
     closed, is_open = following.durable.outages
     assert (closed.service, closed.node, is_open.until) == ("retriever", "pod1", None)
     assert closed.since == pytest.approx(-20.0, abs=2.0)
@@ -507,10 +510,3 @@ def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     assert first.until is not None
     assert seconds_between(first.since, first.until) == pytest.approx(10.0, abs=0.1)
     following.close()
-
-
-def test_a_surviving_job_is_followed(tmp_path: Path) -> None:
-    """Where the platform runs Ray, the job survives and is not submitted again."""
-    durable = kept(tmp_path, job_survives=True)
-    assert durable.open_attempt is not None
-    assert [(one.number, one.start, one.end) for one in outcomes_of(durable)] == [(1, NOW, None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agent.base.text import listed
 from agent.decisions.shared import Wait
 from agent.record.events import Waited, WaitLog, WaitsOver
 
@@ -42,21 +41,15 @@ OTHER = Wait("head", "the head pod0", 600.0, "no address for pod0")
 
 
 def test_a_wait_that_goes_on_is_logged_less_and_less() -> None:
-    """After 15 s, after one minute, then every five; a short one is not logged at all."""
+    """After 15 s, after one minute, then every five: the newest evidence, and the time left."""
     recorder = Told()
-    said = [now for now in range(900) if recorder.tell(float(now), LATER)]
-    assert said == [15, 60, 360, 660]
-    short = Told()
-    assert not any(short.tell(float(now), HEAD) for now in range(15))
-
-
-def test_a_line_has_the_newest_evidence_and_the_time_left() -> None:
-    """The sentence names what is missing, why, and how long it may last."""
-    recorder = Told()
-    recorder.tell(0.0, HEAD)
-    recorder.tell(10.0, LATER)
-    said = "waiting for the head pod0, connection refused for 9 s (9 min 45 s left)"
-    assert recorder.tell(15.0, LATER) == [said]
+    lines = {now: recorder.tell(now, HEAD if now < 10 else LATER) for now in map(float, range(900))}
+    said = "waiting for the head pod0, connection refused for 9 s"
+    left = {15.0: "9 min 45 s", 60.0: "9 min", 360.0: "4 min", 660.0: "0 s"}
+    found = {now: line[0] for now, line in lines.items() if line}
+    assert found == {now: f"{said} ({time} left)" for now, time in left.items()}
+    assert HEAD.is_over(600.0)
+    assert not HEAD.is_over(599.9)
 
 
 def test_other_evidence_is_logged_but_not_in_a_flood() -> None:
@@ -175,16 +168,3 @@ def test_expensive_evidence_is_read_rarely() -> None:
     assert checks == 2
     recorder.tell(4.0, wait)
     assert recorder.in_file[-1] == "waiting for workers, all joined (9 min 56 s left)"
-
-
-def test_a_wait_that_is_over_has_no_time_left() -> None:
-    """The time left never reads negative."""
-    assert HEAD.is_over(600.0)
-    assert not HEAD.is_over(599.9)
-    assert HEAD.sentence(700.0).endswith("(0 s left)")
-
-
-def test_names_are_joined_as_a_person_would() -> None:
-    """None, one, two, three."""
-    lists: list[tuple[str, ...]] = [(), ("1",), ("1", "2"), ("1", "2", "3")]
-    assert [listed(names) for names in lists] == ["", "1", "1 and 2", "1, 2 and 3"]
