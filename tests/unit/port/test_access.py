@@ -189,12 +189,14 @@ def test_a_name_that_is_not_ours_is_refused(host: str, known: bool) -> None:  # 
 
 
 def test_a_refused_name_has_a_remedy(bare: StreamedHead) -> None:
-    """The name of the machine needs none; a client without any name is no browser."""
+    """The name of the machine needs none, nor do probes; a client without a name is no browser."""
     assert asked(bare, "GET", "/status", {"Host": socket.gethostname()}) == 200
     refused = ask(bare.port, "GET", "/status", {"Host": "evil"})
     assert "by its IP address" in refused.error
     assert "RAY_AUTH_TOKEN" in refused.error
     assert refusal_of("GET", "/status", {}, host_names([]), guarded=False) is None
+    for path in UNGUARDED_PATHS:
+        assert asked(bare, "GET", path, {"Host": "evil", "Origin": "null"}) == 200
 
 
 # --- the token, the key and the page's cookie ----------------------------------------------------

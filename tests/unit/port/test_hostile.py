@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -25,6 +24,7 @@ from typing import (
 
 import anyio
 import pytest
+from aiohttp import ClientSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, to_builtins
@@ -356,23 +356,6 @@ class Port:
             assert end.exit_code in {69, 75, 78, 143}, end
 
 
-class Line:
-    """One connection to a port, for consecutive reports."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def post(self, data: bytes) -> tuple[int, Any]:
-        """Post a report; return the status and the JSON of the answer."""
-        head = f"POST /report HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n"
-        self._writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
-        got = (await self._reader.readuntil(b"\r\n\r\n")).decode()
-        lines = dict(line.split(": ", 1) for line in got.strip().split("\r\n")[1:])
-        answer = await self._reader.readexactly(int(lines["Content-Length"]))
-        return int(got.split()[1]), json.loads(answer)
-
-
 class Calls:
     """Counts the functions that are called, and fails where they are too many."""
 
@@ -397,23 +380,23 @@ async def ask_all(cases: Iterable[tuple[str, str, bytes]]) -> int:
     """Post every case; check the reply and the decisions; return the number accepted."""
     taken, port, listener = 0, Port(), bind("127.0.0.1", 0)
     runner = await port.site.open([listener])
-    reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-    line = Line(reader, writer)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/report"
     try:
-        for place, value, data in cases:
-            port.fresh()
-            status, answer = await line.post(data)
-            what = f"{value} in {place}: {status} {str(answer)[:200]}"
-            assert status in {200, 400}, what
-            if status == 400:
-                assert named(answer["error"], place), what
-                continue
-            taken += 1
-            assert Reply.from_dict(answer), what
-            with Calls(what) if value in COSTLY else contextlib.nullcontext():
-                port.decide()
+        async with ClientSession(headers={"Content-Type": "application/json"}) as session:
+            for place, value, data in cases:
+                port.fresh()
+                async with session.post(url, data=data) as reply:
+                    status, answer = reply.status, await reply.json()
+                what = f"{value} in {place}: {status} {str(answer)[:200]}"
+                assert status in {200, 400}, what
+                if status == 400:
+                    assert named(answer["error"], place), what
+                    continue
+                taken += 1
+                assert Reply.from_dict(answer), what
+                with Calls(what) if value in COSTLY else contextlib.nullcontext():
+                    port.decide()
     finally:
-        writer.close()
         await runner.cleanup()
     return taken
 
