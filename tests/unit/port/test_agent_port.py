@@ -1,4 +1,4 @@
-"""The agent's port as a real server: its answers, headers and files, and bodies that it refuses."""
+"""The agent's port as a real server: answers, headers, files, and bodies that it refuses."""
 
 from __future__ import annotations
 

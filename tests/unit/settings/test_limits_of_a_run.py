@@ -1,4 +1,4 @@
-"""AGENT_MAX_HOURS, AGENT_MAX_COST and the deadline of a whole boot: no run bills without an end."""
+"""What limits a run: AGENT_MAX_HOURS, AGENT_MAX_COST and the deadline of a whole boot."""
 
 from __future__ import annotations
 
