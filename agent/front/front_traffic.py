@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 WEDGED_LEAST = 60.0
 """Seconds without a byte that every engine may take: a long prompt under load, or a compilation."""
@@ -41,8 +41,8 @@ class MemberTraffic:
     """The requests of one member."""
 
     __slots__ = (
-        *("completed_at", "errors", "failed", "failing_since", "flights", "last_byte"),
-        "requests",
+        *("completed_at", "errors", "failed", "failing_since"),
+        *("flights", "last_byte", "requests"),
     )
 
     def __init__(self) -> None:
@@ -151,19 +151,20 @@ class Traffic:
         clock = self._clock(now)
         limit = self.silence_limit(now)
         for port, traffic in self._members.items():
-            others = [other for its, other in self._members.items() if its != port]
             if traffic.flights:
                 since = max(next(iter(traffic.flights)).began, traffic.last_byte)
-                if _is_alone(since, clock, limit, others):
+                if clock - since > limit and self._others_answered(port, since):
                     seconds = clock - since
                     yield port, f"has answered no request for {seconds:.0f} s, while others did"
                     continue
             since = traffic.failing_since
-            if traffic.failed >= FAILED_LEAST and _is_alone(since, clock, WEDGED_LEAST, others):
+            has_failed = traffic.failed >= FAILED_LEAST and clock - since > WEDGED_LEAST
+            if has_failed and self._others_answered(port, since):
                 what = f"each request with an error for {clock - since:.0f} s, while others did not"
                 yield port, f"has answered {what}"
 
-
-def _is_alone(since: float, clock: float, limit: float, others: Iterable[MemberTraffic]) -> bool:
-    """Return whether others have answered requests since a time that is longer ago."""
-    return clock - since > limit and any(other.completed_at > since for other in others)
+    def _others_answered(self, port: int, since: float) -> bool:
+        """Return whether another member has answered a request without an error since a time."""
+        return any(
+            other.completed_at > since for its, other in self._members.items() if its != port
+        )
