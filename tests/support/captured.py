@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
-from agent.base.text import own_command
 from agent.node.facts import MIB, Facts, RayPython
 from agent.plan.make import make_plan
-from agent.plan.show import render
 from agent.platforms.resolve import resolve
 from agent.settings import load
-from agent.settings.redact import redactor_for
+from support.golden import golden_text
 
 if TYPE_CHECKING:
     from agent.plan.plan import Plan
@@ -97,7 +95,4 @@ def text_of(environ: dict[str, str], facts: Facts) -> str:
         plan = plan_of(environ, facts)
     except SettingsError as error:
         return "".join(f"refused: {problem.sentence()}\n" for problem in error.problems)
-    text = render(plan, redactor_for(environ, plan.settings)) + "\n"
-    for path, name in ((own_command(sys.executable)[1], "AGENT"), (sys.executable, "PYTHON")):
-        text = text.replace(shlex.quote(path), name)
-    return text.replace("ray:    ray start", "ray:    RAY start")
+    return golden_text(plan, environ)

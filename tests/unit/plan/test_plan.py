@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.base.text import NO_TERMINAL, own_command
+from agent.base.text import NO_TERMINAL
+from agent.checks.finding import Level
 from agent.job.job import PLACEHOLDERS
 from agent.plan.show import MOST_LINES, render, summary, to_json
 from agent.settings.redact import redactor_for
-from support.golden import assert_golden
+from support.golden import assert_golden, golden_text
 from support.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts
+    from agent.plan.plan import Plan
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 RUNPOD = {"HEAD_POD_ID": "podaaa", "EXPECTED_WORKERS": "2", "RUNPOD_GPU_COUNT": "8"}
@@ -66,19 +69,10 @@ CASES: dict[str, tuple[dict[str, str], Facts, list[str] | None]] = {
 }
 
 
-def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) -> str:
-    """Render a plan, with this machine's paths to Python and Ray taken out of it."""
-    plan = plan_of(environ, facts, command)
-    text = render(plan, redactor_for(environ, plan.settings)) + "\n"
-    for path, name in ((own_command(sys.executable)[1], "AGENT"), (sys.executable, "PYTHON")):
-        text = text.replace(shlex.quote(path), name)
-    return text.replace("ray:    ray start", "ray:    RAY start")
-
-
-def summary_of(environ: dict[str, str], facts: Facts, command: list[str] | None) -> str:
-    """Return the plan in twelve lines, without this machine's path to Python."""
-    plan = plan_of(environ, facts, command)
+def summary_of(plan: Plan, environ: dict[str, str]) -> str:
+    """Return the plan in twelve lines, without this machine's Python and the number of checks."""
     text = NO_TERMINAL.render(summary(plan), redactor_for(environ, plan.settings).clean) + "\n"
+    text = re.sub(r"^\d+ check", "N check", text, flags=re.MULTILINE)
     return text.replace(shlex.quote(sys.executable), "PYTHON")
 
 
@@ -89,12 +83,13 @@ def test_golden(name: str) -> None:
     POD_AGENT_UPDATE_GOLDEN=1 rewrites the files.
     """
     environ, facts, command = CASES[name]
-    text, short = text_of(environ, facts, command), summary_of(environ, facts, command)
+    plan = plan_of(environ, facts, command)
+    text = golden_text(plan, environ)
+    short = summary_of(plan, environ)
     assert_golden(GOLDEN / f"{name}.txt", text)
     assert_golden(GOLDEN / f"{name}.summary", short)
     assert short.count("\n") <= MOST_LINES
 
-    plan = plan_of(environ, facts, command)
     data = json.loads(json.dumps(to_json(plan)))
     assert data["role"] in {"head", "worker"}
     assert {row["check"] for row in data["findings"]} >= {"ray", "/dev/shm"}
@@ -102,6 +97,16 @@ def test_golden(name: str) -> None:
     assert all(line in shown for line in data["commands"])
 
     assert SECRET not in f"{text}{short}{plan.settings.ray_auth_token!r}"
+
+
+def test_checks_that_passed_are_shown_and_counted() -> None:
+    """A line for each in the plan, their number in its summary."""
+    plan = plan_of({}, MACHINE)
+    passed = [row for row in plan.findings if row.level is Level.OK]
+    lines = render(plan, redactor_for({}, None)).splitlines()
+    shown = [line for line in lines if line.startswith("  ok   ")]
+    assert shown == [f"  ok   {row.check}: {row.what}" for row in passed]
+    assert summary(plan)[-1].text.startswith(f"{len(passed)} check(s) passed; ")
 
 
 def test_every_golden_has_its_case() -> None:
