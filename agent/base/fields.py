@@ -111,8 +111,21 @@ def of_node(name: str, meaning: str, samples: Samples = plain, *labels: str) -> 
 
 def of_service(name: str, meaning: str, samples: Samples = plain) -> Metric:
     """Declare a metric of each service."""
-    kind: Literal["gauge", "counter"] = "counter" if name.endswith("_total") else "gauge"
-    return Metric(kind, name, meaning, ("service",), samples)
+    return Metric(_kind_of(name), name, meaning, ("service",), samples)
+
+
+def of_group(name: str, meaning: str, samples: Samples = plain) -> Metric:
+    """Declare a metric of each service of a group."""
+    return Metric(_kind_of(name), name, meaning, ("group", "service"), samples)
+
+
+def of_member(name: str, meaning: str, samples: Samples = plain) -> Metric:
+    """Declare a metric of each member of a group's service; nodes have members of the same name."""
+    return Metric(_kind_of(name), name, meaning, ("group", "service", "member", "node"), samples)
+
+
+def _kind_of(name: str) -> Literal["gauge", "counter"]:
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 @cache

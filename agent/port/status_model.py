@@ -21,12 +21,13 @@ from agent.base.fields import (
     CLOCK,
     NUMBERS,
     Label,
-    Metric,
     Sample,
     combined,
     count,
     gauge,
     not_zero,
+    of_group,
+    of_member,
     of_node,
     of_service,
     one_of,
@@ -306,37 +307,25 @@ class MemberStatus(Value):
     """One process of a group's service."""
 
     name: Annotated[str, Label("member")]
-    node: str
+    node: Annotated[str, Label("node")]
     state: Annotated[
         str,
-        Metric(
-            "gauge",
+        of_member(
             "member_state",
             "The state of a group's member; 1 for the current one.",
-            ("group", "service", "member"),
             one_of(_MEMBER_STATES, "state"),
         ),
     ]
     detail: str
-    restarts: Annotated[
-        Whole,
-        Metric(
-            "counter",
-            "member_restarts_total",
-            "Restarts of a group's member.",
-            ("group", "service", "member"),
-        ),
-    ]
+    restarts: Annotated[Whole, of_member("member_restarts_total", "Restarts of a group's member.")]
     version: Annotated[str, says("of its weights, as its front has sent or seen them")] = ""
     requests: Annotated[Whole, says("that its front has passed on to it"), CLOCK] = 0
     errors: Annotated[
         Whole,
         says("of these, answered with 5xx or not at all"),
-        Metric(
-            "counter",
+        of_member(
             "member_errors_total",
             "Requests that a group's member answered with 5xx, or not at all.",
-            ("group", "service", "member"),
         ),
     ] = 0
     requests_per_second: Annotated[float, says("over the last ten seconds"), CLOCK] = 0.0
@@ -350,13 +339,7 @@ class GroupServiceStatus(Value):
 
     name: Annotated[str, Label("service")]
     serving: Annotated[
-        Whole,
-        Metric(
-            "gauge",
-            "members_serving",
-            "The members of a group's service that serve.",
-            ("group", "service"),
-        ),
+        Whole, of_group("members_serving", "The members of a group's service that serve.")
     ]
     needed: Whole
     states: Annotated[Mapping[str, Whole], says("the number of members by state")]
@@ -375,11 +358,8 @@ class GroupServiceStatus(Value):
     requests_per_second: Annotated[
         float | None,
         says("over the last ten seconds; null without a front, which counts them"),
-        Metric(
-            "gauge",
-            "group_requests_per_second",
-            "Requests that the members of a group's service get.",
-            ("group", "service"),
+        of_group(
+            "group_requests_per_second", "Requests that the members of a group's service get."
         ),
         CLOCK,
     ] = None

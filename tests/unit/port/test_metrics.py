@@ -5,29 +5,58 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import fields, replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.base.fields import Label, of_node
+from agent.base.fields import Label, declarations, of_node
 from agent.base.value import Value
+from agent.job.services import JudgeCost
 from agent.port.metrics import metrics
-from agent.port.status_model import GpuColumns
+from agent.port.status_model import GpuColumns, HeadStatus
 from support.statuses import A_WORKER, a_wait
+from tools.page.runs import service
 from tools.page.runs import status as run_of
+from tools.page.situations import made_run
 
 if TYPE_CHECKING:
-    from agent.port.status_model import HeadStatus, WorkerStatus
+    from collections.abc import Iterator
+
+    from agent.base.fields import Metric
+    from agent.port.status_model import WorkerStatus
 
 DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana" / "dashboard.json"
 Samples = dict[str, dict[str, float]]
 """The value of each sample, by the name of its metric and by the values of its labels."""
 EVIL = 'a "name"\\ with\nlines} 1'
 WORKER = replace(A_WORKER, waits=(a_wait("the head", EVIL),))
+
+
+_SUFFIX = re.compile(r"_(bucket|sum|count)$")
+"""Of the series of a histogram."""
+JUDGED = JudgeCost(requests=9, prompt_tokens=900, completion_tokens=90, ungraded=1)
+WITH_ALL = replace(
+    run_of(3),
+    services=(*run_of(3).services, replace(service("judge", "ready"), judge=JUDGED)),
+    groups=made_run("groups", 3).status.groups,
+)
+"""A run with a sample of every metric."""
+
+
+def metrics_of(kind: object) -> Iterator[Metric]:
+    """Yield the metrics that a type declares, and those of the types in it."""
+    parts = get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        for row in declarations(kind):
+            yield from row.metrics
+        parts = tuple(one.type for one in fields(kind))
+    for part in parts:
+        yield from metrics_of(part)
 
 
 class Machine(Value):
@@ -123,18 +152,44 @@ def test_missing_values_have_no_sample() -> None:
 
 def test_the_dashboard_uses_existing_metrics() -> None:
     """Every expression of the Grafana dashboard names metrics and labels of a run."""
-    found = parsed(run_of(3))
+    found = parsed(WITH_ALL)
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     names = {name for expr in asked for name in re.findall(r"\bpod_agent_\w+", expr)}
     assert names
     assert names <= found.keys()
-    labels = {*re.findall(r'[{,](\w+)="', metrics(run_of(3)))}
+    labels = {*re.findall(r'[{,](\w+)="', metrics(WITH_ALL))}
     used = {label for expr in asked for label in re.findall(r"\b(\w+)=~?\"", expr)}
     shown = [target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]]
     used |= {label for text in shown for label in re.findall(r"\{\{(\w+)\}\}", text)}
     assert used <= labels | {"instance", "job"}  # these two are Prometheus' own
-    assert found.keys() - names == {"pod_agent_uptime_seconds", "pod_agent_service_outages"}
+
+
+def test_every_declared_metric_is_made_and_shown() -> None:
+    """The run that is made for tests has samples of each, and the dashboard a panel."""
+    declared = {f"pod_agent_{metric.name}" for metric in metrics_of(HeadStatus)}
+    made = {_SUFFIX.sub("", name) for name in parsed(WITH_ALL)}
+    assert made == declared
+    shown = {
+        _SUFFIX.sub("", name) for name in re.findall(r"\bpod_agent_\w+", DASHBOARD.read_text())
+    }
+    assert declared - shown == {"pod_agent_uptime_seconds", "pod_agent_service_outages"}
+
+
+def test_metrics_of_groups() -> None:
+    """Each member has its own series: those of two nodes have the same name."""
+    found = parsed(WITH_ALL)
+    restarts = found["pod_agent_member_restarts_total"]
+    engines = [labels for labels in restarts if "service=engine," in labels]
+    assert engines == [
+        f"group=rollout,service=engine,member=engine.{index},node=pod{node}"
+        for node in (1, 2)
+        for index in (0, 1)
+    ]
+    assert found["pod_agent_members_serving"] == {
+        "group=rollout,service=engine": 0,
+        "group=judges,service=judge": 8,
+    }
 
 
 def test_the_panels_of_the_dashboard_are_apart() -> None:
