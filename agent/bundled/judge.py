@@ -10,8 +10,8 @@ There may be several judges: a request goes to the one that has the fewest of th
 silent or had no room gets one request at a time until it replies. While no judge answers or has
 room, a request is held as long as its client waits. A judge that fails is asked again, and so is
 one whose reply has no grade. An answer that stays without a grade fails its whole batch with a
-sentence: no reward is made up for it, unless the user has set `ungraded`. Grades are remembered for
-a while: a client may send a batch again.
+sentence: no reward is made up for it, unless the user has set `ungraded`. Grades are kept for a
+while: a client may send a batch again.
 """
 
 from __future__ import annotations
@@ -56,26 +56,37 @@ End with one line, `Grade: N`, where N is a number from 0 (wrong) to 1 (right)."
 GRADE = r"Grade:[\s*]*([-+]?[0-9]*\.?[0-9]+)"
 KEY = "AGENT_JUDGE_KEY"
 
+# --- what is sent ---------------------------------------------------------------------------------
+
 _PLACEHOLDER = re.compile(r"\{(query|prompt|answer|label)\}")
-_MODELS = "/v1/models"
+_MODELS_PATH = "/v1/models"
 _PATHS = {"chat": "/v1/chat/completions", "classify": "/classify", "score": "/v1/score"}
-_OPTIONS: dict[str, dict[str, Any]] = {"chat": {"temperature": 0.0, "max_tokens": 1024}}
+_DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {"chat": {"temperature": 0.0, "max_tokens": 1024}}
 _RETRY_TEMPERATURE = 0.7  # a reply without a grade would be the same again
-_MOST_REPLY = 1 << 20  # bytes
+
+# --- what is read of a reply ----------------------------------------------------------------------
+
+_MOST_REPLY_BYTES = 1 << 20
 _MOST_TOKENS = 1 << 40  # of one reply, as a usage that can be true
-_SHOWN = 120  # characters of a reply in a sentence
-_LONGEST_PAUSE = 20.0  # of a judge that has no room
-_SHORTEST_PAUSE = 0.5  # of one that asks for none
+_EXCERPT_LENGTH = 120  # characters of a reply in a sentence
+_NO_ROOM_STATUSES = {425, 429, 502, 503}  # the judge has no room, or is not there
+_LATE_STATUSES = {408, 504}  # as a request without a reply in time
+_TEXT_STATUSES = {400, 413, 422}  # they refuse this text, such as one that is too long
+
+# --- seconds until a judge is asked again ---------------------------------------------------------
+
+_SHORTEST_PAUSE = 0.5  # of a judge without room that asks for none
+_LONGEST_PAUSE = 20.0  # of a judge without room, and between tries
 _MOST_DOUBLINGS = 10  # of a pause
-_DOWN_PAUSE = 0.25  # until one is asked again that accepts no connection, doubled each time
-_LONGEST_DOWN = 1.0
-_THERE = 10.0  # Seconds for a judge to show that it is there, after a grade that did not come
-_REMEMBERED = 600.0  # seconds
-_SOON = 2.0  # Seconds for a new grade; then a probe gets one that was given longer ago
-_MOST_REMEMBERED = 1 << 16
-_NO_ROOM = {425, 429, 502, 503}  # statuses of a judge that has no room, or is not there
-_LATE = {408, 504}  # statuses that say what a request without a reply in time does
-_OF_THE_TEXT = {400, 413, 422}  # statuses that refuse this text, such as one that is too long
+_DOWN_PAUSE = 0.25  # of a judge that accepts no connection or is silent, doubled each time
+_LONGEST_DOWN_PAUSE = 1.0
+_LIVENESS_LIMIT = 10.0  # for a judge to show that it is there, after a grade that did not come
+
+# --- grades that are kept -------------------------------------------------------------------------
+
+_FRESH = 600.0  # seconds for which a grade is given again unasked
+_RENEWAL_LIMIT = 2.0  # seconds for a new grade in place of an older one
+_MOST_KEPT = 1 << 16
 
 
 class NoGradeError(Exception):
@@ -162,7 +173,7 @@ class _Server:
         """Return whether it gets another request now."""
         return self.away_until <= now and not (self.is_doubtful and self.in_flight)
 
-    def note_away(self, problem: _AwayError) -> None:
+    def pause(self, problem: _AwayError) -> None:
         """Do not ask it for a while, longer with each round of requests that fail."""
         self.is_doubtful = True
         now = time.monotonic()
@@ -172,15 +183,15 @@ class _Server:
         self.failures += 1
         self.away_until = now + min(problem.longest, doubled)
 
-    def note_reply(self) -> None:
-        """Note that it is there."""
+    def end_pause(self) -> None:
+        """Ask it as usual: it has replied."""
         self.failures = 0
         self.away_until = 0.0
         self.is_doubtful = False
 
 
-class _Asking:
-    """An answer whose grade is asked for, and how many clients wait for it."""
+class _PendingGrade:
+    """A grade that is asked for, and how many clients wait for it."""
 
     def __init__(self) -> None:
         self.clients = 0
@@ -197,16 +208,17 @@ class Judge:
         self._key = key
         self._say = say
         self._servers: list[_Server] = []
-        self._changed = asyncio.Event()  # What held requests wait for is another now
+        self._changed = asyncio.Event()  # set once a held request may look for a judge again
         self.use(spec.url)
-        self._turn = 0
+        self._turn = 0  # the judge at which the search for a free one begins
         self._held_since: float | None = None
         self.why_away = ""
         """Why no judge answers; '' if one does."""
         self._slots = asyncio.Semaphore(spec.parallel)
         self._session: aiohttp.ClientSession | None = None
-        self._known: OrderedDict[bytes, tuple[float, GivenGrade]] = OrderedDict()
-        self._pending: dict[bytes, _Asking] = {}
+        self._grades: OrderedDict[bytes, tuple[float, GivenGrade]] = OrderedDict()
+        """By the digest of an item, with the time at which it was given; the oldest first."""
+        self._pending: dict[bytes, _PendingGrade] = {}
         self.totals = JudgeTotals()
 
         # Is it the usual template, whose grades are from 0 to 1?
@@ -231,16 +243,16 @@ class Judge:
     async def grade(
         self, items: Sequence[ScoredItem], *, is_probe: bool = False
     ) -> list[GivenGrade]:
-        """Return the verdicts in order; raise NoGradeError if one answer has none.
+        """Return the grades in order; raise NoGradeError if one answer has none.
 
-        A probe gets a grade that was given long ago if there is no new one soon.
+        A probe gets an older grade if there is no new one soon.
         """
-        verdicts: list[GivenGrade | None] = [None] * len(items)
-        left = iter(range(len(items)))
+        grades: list[GivenGrade | None] = [None] * len(items)
+        remaining = iter(range(len(items)))
 
         async def work() -> None:
-            for at in left:
-                verdicts[at] = await self._verdict_of(items[at], is_probe=is_probe)
+            for number in remaining:
+                grades[number] = await self._grade_of(items[number], is_probe=is_probe)
 
         workers = [
             asyncio.ensure_future(work()) for _ in range(min(self._spec.parallel, len(items)))
@@ -251,67 +263,73 @@ class Judge:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        return [verdict for verdict in verdicts if verdict is not None]
+        return [grade for grade in grades if grade is not None]
 
     async def close(self) -> None:
         """End all requests, and close the connections."""
-        tasks = [asking.task for asking in self._pending.values()]
+        tasks = [pending.task for pending in self._pending.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
-    async def _verdict_of(self, item: ScoredItem, *, is_probe: bool) -> GivenGrade:
-        """Return a verdict that is remembered, or ask for it.
+    async def _grade_of(self, item: ScoredItem, *, is_probe: bool) -> GivenGrade:
+        """Return the grade that is kept for an item, or ask for one.
 
         A request goes on if its client leaves: a slow judge would otherwise never be in time, since
-        the client that asks again has to wait for as long. A verdict that was given long ago is
-        given again while no judge is there, and to a probe also if there is no new one.
+        the client that asks again has to wait for as long. An older grade is given again while no
+        judge is there, and to a probe also if there is no new one.
         """
         digest = hashlib.sha256(msgspec.json.encode(item)).digest()
-        at, known = self._known.get(digest, (-math.inf, None))
-        if known is not None:
-            self._known.move_to_end(digest)
-        if known is not None and time.monotonic() < at + _REMEMBERED:
-            return known
-        asking = self._pending.get(digest)
-        if asking is None:
-            asking = self._pending[digest] = _Asking()
-            asking.task = asyncio.ensure_future(self._ask_in_turn(digest, item, asking))
-            asking.task.add_done_callback(lambda done: self._forget(digest, done))
-        asking.clients += 1
-        try:
-            if known is not None:
-                await asyncio.wait([asking.task], timeout=_SOON)
-            if known is not None and self._is_enough(asking.task, is_probe=is_probe):
-                return known
-            return await asyncio.shield(asking.task)
-        finally:
-            asking.clients -= 1
 
-    def _is_enough(self, task: asyncio.Task[GivenGrade], *, is_probe: bool) -> bool:
-        """Return whether a verdict that was given long ago is given again."""
+        # Is there a grade, and is it fresh?
+        given_at, former = self._grades.get(digest, (-math.inf, None))
+        if former is not None:
+            self._grades.move_to_end(digest)
+        if former is not None and time.monotonic() < given_at + _FRESH:
+            return former
+
+        # Ask for one, together with other clients that wait for it.
+        pending = self._pending.get(digest)
+        if pending is None:
+            pending = self._pending[digest] = _PendingGrade()
+            pending.task = asyncio.ensure_future(self._ask_in_turn(digest, item, pending))
+            pending.task.add_done_callback(lambda done: self._forget_pending(digest, done))
+        pending.clients += 1
+        try:
+            if former is not None:
+                await asyncio.wait([pending.task], timeout=_RENEWAL_LIMIT)
+            if former is not None and self._is_former_enough(pending.task, is_probe=is_probe):
+                return former
+            return await asyncio.shield(pending.task)
+        finally:
+            pending.clients -= 1
+
+    def _is_former_enough(self, task: asyncio.Task[GivenGrade], *, is_probe: bool) -> bool:
+        """Return whether an older grade is given again."""
         if not task.done():
             return is_probe or bool(self.why_away)
         return is_probe and not task.cancelled() and isinstance(task.exception(), NoGradeError)
 
-    def _forget(self, digest: bytes, done: asyncio.Task[GivenGrade]) -> None:
+    def _forget_pending(self, digest: bytes, done: asyncio.Task[GivenGrade]) -> None:
         self._pending.pop(digest, None)
         if not done.cancelled():
             done.exception()  # it may have no client any more to which it matters
 
-    async def _ask_in_turn(self, digest: bytes, item: ScoredItem, asking: _Asking) -> GivenGrade:
-        """Ask once there is a free slot, and remember the verdict."""
+    async def _ask_in_turn(
+        self, digest: bytes, item: ScoredItem, pending: _PendingGrade
+    ) -> GivenGrade:
+        """Ask once there is a free slot, and keep the grade."""
         async with self._slots:
-            verdict = await self._ask(item, asking)
-        self._known[digest] = time.monotonic(), verdict
-        self._known.move_to_end(digest)
-        while len(self._known) > _MOST_REMEMBERED:
-            self._known.popitem(last=False)
-        return verdict
+            grade = await self._ask(item, pending)
+        self._grades[digest] = time.monotonic(), grade
+        self._grades.move_to_end(digest)
+        while len(self._grades) > _MOST_KEPT:
+            self._grades.popitem(last=False)
+        return grade
 
-    async def _ask(self, item: ScoredItem, asking: _Asking) -> GivenGrade:
+    async def _ask(self, item: ScoredItem, pending: _PendingGrade) -> GivenGrade:
         """Ask for a grade: several times if a judge fails, and as long as none is there."""
         spec = self._spec
         tries = 0
@@ -324,8 +342,8 @@ class Judge:
                 reply = await self._send(server, self._body(item, is_again=has_answered))
                 return GivenGrade(self._grade_in(reply))
             except _AwayError as problem:
-                self._note_away(server, problem)
-                if not asking.clients:
+                self._pause(server, problem)
+                if not pending.clients:
                     raise NoGradeError("no client waits for the grade any more") from None
             except _AskAgainError as problem:
                 tries += 1
@@ -364,9 +382,9 @@ class Judge:
                 await changed.wait()
         raise NoGradeError("the judge was given up: see its log")
 
-    def _note_away(self, server: _Server, problem: _AwayError) -> None:
+    def _pause(self, server: _Server, problem: _AwayError) -> None:
         """Ask this judge no more for a while; log the first time that none is there."""
-        server.note_away(problem)
+        server.pause(problem)
         now = time.monotonic()
         if any(other.away_until <= now for other in self._servers):
             return
@@ -375,10 +393,10 @@ class Judge:
             self._held_since = now
             self._say(f"requests are held until it answers: {self.why_away}")
 
-    def _note_reply(self, server: _Server) -> None:
-        """Note that a judge is there; log it if none was."""
+    def _end_pause(self, server: _Server) -> None:
+        """Ask a judge that has replied as usual; log it if none was there."""
         if server.is_doubtful:
-            server.note_reply()
+            server.end_pause()
             self._wake()
         self.why_away = ""
         if self._held_since is not None:
@@ -389,7 +407,7 @@ class Judge:
     def _body(self, item: ScoredItem, *, is_again: bool) -> dict[str, Any]:
         """Return the request for one answer."""
         spec = self._spec
-        options = _OPTIONS.get(spec.api, {}) if spec.options is None else spec.options
+        options = _DEFAULT_OPTIONS.get(spec.api, {}) if spec.options is None else spec.options
         if is_again and "temperature" in options:
             options = {**options, "temperature": _RETRY_TEMPERATURE}
         texts = _texts_of(item)
@@ -429,7 +447,7 @@ class Judge:
         if server.model:
             return server.model
         try:
-            reply = await self._request(server, "GET", _MODELS, None)
+            reply = await self._request(server, "GET", _MODELS_PATH, None)
         except _NoGradeInReplyError as problem:  # the answer was not sent yet
             raise _AskAgainError(f"its list of models: {problem}") from None
         models = reply.get("data") if isinstance(reply, dict) else None
@@ -449,14 +467,14 @@ class Judge:
             server.is_doubtful = True
             if await self._is_there(server):
                 raise _AskAgainError(late) from None
-            raise _AwayError(late, _DOWN_PAUSE, _LONGEST_DOWN) from None
+            raise _AwayError(late, _DOWN_PAUSE, _LONGEST_DOWN_PAUSE) from None
         except aiohttp.ClientConnectorError as problem:
             why = f"{type(problem).__name__}: {problem}"
-            raise _AwayError(why, _DOWN_PAUSE, _LONGEST_DOWN) from None
+            raise _AwayError(why, _DOWN_PAUSE, _LONGEST_DOWN_PAUSE) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise _AskAgainError(f"{type(problem).__name__}: {problem}") from None
         self._raise_for(server, reply)
-        self._note_reply(server)
+        self._end_pause(server)
         try:
             return msgspec.json.decode(reply.text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -482,14 +500,16 @@ class Judge:
             text = b""
             async for chunk in reply.content.iter_any():
                 text += chunk
-                if len(text) > _MOST_REPLY:
-                    raise _NoGradeInReplyError(f"its reply is longer than {_MOST_REPLY} bytes")
+                if len(text) > _MOST_REPLY_BYTES:
+                    raise _NoGradeInReplyError(
+                        f"its reply is longer than {_MOST_REPLY_BYTES} bytes"
+                    )
             return _Reply(reply.status, reply.headers.get("Retry-After", ""), text)
 
     async def _is_there(self, server: _Server) -> bool:
         """Return whether a judge from which no grade came answers anything at all."""
         try:
-            await self._exchange(server, "GET", _MODELS, None, _THERE)
+            await self._exchange(server, "GET", _MODELS_PATH, None, _LIVENESS_LIMIT)
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError, TimeoutError):
             return False
         except _NoGradeInReplyError:
@@ -502,16 +522,16 @@ class Judge:
         if status == 200:
             return
         why = f"it answered {status}: {_excerpt(reply.text)}"
-        if status in _NO_ROOM:
+        if status in _NO_ROOM_STATUSES:
             pause = float(reply.retry_after) if reply.retry_after.isdecimal() else 1.0
             raise _AwayError(why, max(_SHORTEST_PAUSE, pause), _LONGEST_PAUSE)
-        self._note_reply(server)
-        if status in _LATE:
+        self._end_pause(server)
+        if status in _LATE_STATUSES:
             server.is_doubtful = True
             raise _AskAgainError(why)
         if status == 500:
             raise _AskAgainError(why)
-        if status in _OF_THE_TEXT:
+        if status in _TEXT_STATUSES:
             raise _NoGradeInReplyError(why)
 
         # The same request would fail again.
@@ -540,7 +560,7 @@ class Judge:
         """Return the last grade of a text: a judge that thinks aloud names others before it."""
         grades = [*self._pattern.finditer(content)]
         if not grades:
-            end = _excerpt(content[-_SHOWN:].encode(errors="replace"))
+            end = _excerpt(content[-_EXCERPT_LENGTH:].encode(errors="replace"))
             raise _NoGradeInReplyError(f"no text of its reply matches ask.grade; its end: {end}")
         word = (grades[-1][1] or "").strip()
         values = {name.casefold(): value for name, value in self._spec.values.items()}
@@ -591,7 +611,7 @@ def _tokens(count: object) -> int:
 
 
 def _excerpt(text: bytes) -> str:
-    return escaped(text[:_SHOWN].decode(errors="replace").strip()) or "nothing"
+    return escaped(text[:_EXCERPT_LENGTH].decode(errors="replace").strip()) or "nothing"
 
 
 def _content_of(reply: Any) -> str:  # noqa: ANN401 - any JSON

@@ -194,10 +194,10 @@ def reply_to(scored: Sequence[maths.Grade], dialect: str) -> dict[str, Any]:
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 
-def reply_of_judge(verdicts: Sequence[GivenGrade], dialect: str) -> dict[str, Any]:
+def reply_of_judge(grades: Sequence[GivenGrade], dialect: str) -> dict[str, Any]:
     """Build the reply to a batch that a judge has graded."""
-    rewards = [verdict.reward for verdict in verdicts]
-    graded = [float(verdict.is_graded) for verdict in verdicts]
+    rewards = [grade.reward for grade in grades]
+    graded = [float(grade.is_graded) for grade in grades]
     if dialect == OPENRLHF_M:
         return {"rewards": rewards, "format_rewards": graded, "acc_rewards": rewards}
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"graded": graded}}
@@ -301,10 +301,10 @@ class RewardServer:
         body.data = bytearray()
         if self._judge is not None:
             body.keep(memory_of_items(items))  # the request may be held for long
-            verdicts = await self._judge.grade(items, is_probe=is_probe)
+            grades = await self._judge.grade(items, is_probe=is_probe)
             if is_single:
-                return msgspec.json.encode(verdicts[0].reward)
-            return msgspec.json.encode(reply_of_judge(verdicts, self._dialect))
+                return msgspec.json.encode(grades[0].reward)
+            return msgspec.json.encode(reply_of_judge(grades, self._dialect))
         graded = await grade(items)
         del items
         # what math-verify has to compare is small where the texts are large

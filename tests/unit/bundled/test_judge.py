@@ -261,7 +261,7 @@ def test_a_batch_is_held_until_the_judge_is_back(
     monkeypatch: pytest.MonkeyPatch, away: str
 ) -> None:
     """Down, without room, or frozen: none of that is a try, and each is logged once."""
-    monkeypatch.setattr(judges, "_THERE", 0.2)
+    monkeypatch.setattr(judges, "_LIVENESS_LIMIT", 0.2)
     port = free_port()
 
     async def wait() -> None:
@@ -380,7 +380,7 @@ def test_a_pause_that_the_judge_asks_for_has_limits(seconds: str) -> None:
 
 def test_a_judge_that_hangs_slows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one request at a time until it replies; then it grades again."""
-    monkeypatch.setattr(judges, "_THERE", 0.2)
+    monkeypatch.setattr(judges, "_LIVENESS_LIMIT", 0.2)
     hangs = threading.Event()
     hangs.set()
     items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(200)]
@@ -448,8 +448,8 @@ def test_a_former_grade_is_given_again_while_the_judge_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So a batch that is sent again gets its rewards."""
-    monkeypatch.setattr(judges, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(judges, "_SOON", 0.2)
+    monkeypatch.setattr(judges, "_FRESH", 0.0)
+    monkeypatch.setattr(judges, "_RENEWAL_LIMIT", 0.2)
 
     async def run() -> None:
         with judge_server() as server:
@@ -468,8 +468,8 @@ def test_a_former_grade_is_for_probes_where_the_judge_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slow judge gives a batch a new grade; a probe gets the former one, also for a failure."""
-    monkeypatch.setattr(judges, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(judges, "_SOON", 0.1)
+    monkeypatch.setattr(judges, "_FRESH", 0.0)
+    monkeypatch.setattr(judges, "_RENEWAL_LIMIT", 0.1)
 
     async def run() -> None:
         with judge_server(lambda _: chat("Grade: 0")) as server:
