@@ -1,4 +1,8 @@
-"""The head's state, events and actions, as frozen values."""
+"""The head's state, the events that change it, and the actions that follow, as frozen values.
+
+`HeadState` has one group of fields for each subject, and what can be said of them together;
+head_decide.py has the order in which an event changes them.
+"""
 
 from __future__ import annotations
 
@@ -37,99 +41,10 @@ from agent.job.share import ShareArgs, ShareEnd
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 from agent.plan.node_price import NodePrice  # noqa: TC001 - same
 
-__all__ = ["HeadAction", "HeadEvent"]
+__all__ = ["HeadAction", "HeadEvent"]  # declared in shared.py, beside what both roles have
 
+Actions = tuple[HeadAction, ...]
 Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent id, then its name
-
-
-class NodeShare(Value):
-    """One node's share of an attempt that a launcher starts on each node."""
-
-    node: str  # the node by its name
-    rank: int
-    size: NodeSize
-    end: ShareEnd | None = None
-    failed_at: float = 0.0  # when its first rank failed, on the head's clock
-
-
-class JobShares(Value):
-    """All shares of an attempt, in the order of ranks."""
-
-    by_node: Mapping[str, NodeShare] = field(default_factory=dict)
-    wanted: Mapping[str, ShareArgs | None] = field(default_factory=dict)
-    """By node what is wanted once the job is to run; None for a share that is to be over."""
-    absent: frozenset[str] = frozenset()  # the running shares whose node is absent or lost them
-    silent_are_absent: bool = False  # so count those that have not reported since the stop
-
-    @property
-    def running(self) -> Iterator[str]:
-        """Yield the shares without a reported end, those that their node lost included."""
-        return (k for k, share in self.by_node.items() if share.end is None or share.end.lost)
-
-    @property
-    def first_failed(self) -> NodeShare | None:
-        """Return the share that failed first."""
-        failed = [share for share in self.by_node.values() if share.end and share.end.failed]
-        return min(failed, key=lambda share: share.failed_at, default=None)
-
-    @property
-    def is_settled(self) -> bool:
-        """Return whether no report can follow: each share has ended or is absent."""
-        return all(key in self.absent for key in self.running)
-
-    @property
-    def sizes(self) -> tuple[NodeSize, ...]:
-        """Return each node's size, in the order of ranks."""
-        return tuple(share.size for share in self.by_node.values())
-
-
-class Persist(HeadAction):
-    """Write what the next agent of the run must have; it comes before all other actions."""
-
-    durable: Durable
-    must_be_on_disk: bool = False  # nothing else is done before it is there
-
-
-class HeadQuestion(Value):
-    """What the head asks once."""
-
-
-class ListJobs(HeadQuestion):
-    """Which jobs of this run does Ray have? JobsListed is the answer."""
-
-    prefix: str  # the ids are this one, or begin with it and a dash
-
-
-class AskNodes(HeadQuestion):
-    """Does each node's raylet answer? A lost node may be the cause of this attempt's failure."""
-
-    id: str
-
-
-class Probe(HeadQuestion):
-    """How does the reward server or another node answer? Any node may be asked."""
-
-    kind: str
-    at: str = ""
-
-
-class AskProgress(HeadQuestion):
-    """What has an attempt made that is over? ProgressKnown is the answer."""
-
-    attempt: int  # its number; 0 before the first attempt
-
-
-class Ask(HeadAction):
-    """Ask a node; Answered follows, or a worker's report with the answer."""
-
-    question: HeadQuestion
-    node: str = HERE
-
-
-class EndRun(HeadAction):
-    """Send the verdict to the workers, stop everything, exit."""
-
-    outcome: Outcome
 
 
 class HeadPhase(str, Enum):
@@ -144,7 +59,28 @@ class HeadPhase(str, Enum):
     LEAVING = "leaving"  # the verdict is sent to the workers, everything stops
 
 
-Actions = tuple[HeadAction, ...]
+# --- parts of the state, in its order -------------------------------------------------------------
+
+
+class JobWatch(Value):
+    """What is known of the present attempt's job, which Ray reports to the next agent again."""
+
+    want: JobWant | None = None  # what this node is to do for it
+    begun: int = 0  # how often this agent has submitted or followed a job
+    item: JobItem | None = None  # what this node last reported of it
+    last_status_at: float = 0.0
+    """When Ray last returned its status, or this agent began to submit or follow it."""
+    ended_at: float | None = None  # when the job ended, of which Ray's report may be late
+    unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
+
+    @property
+    def report(self) -> JobReport | None:
+        """Return its last status."""
+        return None if self.item is None else self.item.report
+
+    def of_next(self) -> JobWatch:
+        """Return what is known of the next one: nothing but how many there were."""
+        return JobWatch(begun=self.begun)
 
 
 class RayState(Value):
@@ -153,8 +89,8 @@ class RayState(Value):
     item: Item = field(default_factory=Item)  # ready once GCS lists the head's own node
     oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
     doubt: str = ""  # which of its processes, other than GCS and raylet, is stopped
-    beside_job: bool = False  # the driver of some job runs here
     doubt_since: float = 0.0
+    beside_job: bool = False  # the driver of some job runs here
     gcs_answers: bool = False  # true once GCS accepts connections: workers can join
     head_ip: str | None = None  # the address of the head node in GCS's list
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
@@ -204,6 +140,47 @@ class StepsState(Value):
     are_of_other_head: bool = False  # a worker has proved that it outlived a head: it may run some
 
 
+class NodeShare(Value):
+    """One node's share of an attempt that a launcher starts on each node."""
+
+    node: str  # the node by its name
+    rank: int
+    size: NodeSize
+    end: ShareEnd | None = None
+    failed_at: float = 0.0  # when its first rank failed, on the head's clock
+
+
+class JobShares(Value):
+    """All shares of an attempt, in the order of ranks."""
+
+    by_node: Mapping[str, NodeShare] = field(default_factory=dict)
+    wanted: Mapping[str, ShareArgs | None] = field(default_factory=dict)
+    """By node what is wanted once the job is to run; None for a share that is to be over."""
+    absent: frozenset[str] = frozenset()  # the running shares whose node is absent or lost them
+    silent_are_absent: bool = False  # so count those that have not reported since the stop
+
+    @property
+    def running(self) -> Iterator[str]:
+        """Yield the shares without a reported end, those that their node lost included."""
+        return (k for k, share in self.by_node.items() if share.end is None or share.end.lost)
+
+    @property
+    def first_failed(self) -> NodeShare | None:
+        """Return the share that failed first."""
+        failed = [share for share in self.by_node.values() if share.end and share.end.failed]
+        return min(failed, key=lambda share: share.failed_at, default=None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no report can follow: each share has ended or is absent."""
+        return all(key in self.absent for key in self.running)
+
+    @property
+    def sizes(self) -> tuple[NodeSize, ...]:
+        """Return each node's size, in the order of ranks."""
+        return tuple(share.size for share in self.by_node.values())
+
+
 class Uncounted(Value):
     """The nodes in GCS's list that do not count."""
 
@@ -219,25 +196,30 @@ class Comparison(Value):
     workers: Mapping[str, str] | None = None  # that were compared, address to name
 
 
-class JobWatch(Value):
-    """What is known of the present attempt's job, which Ray reports to the next agent again."""
+class Joined(Value):
+    """Nodes of a large run that joined, and are not logged yet."""
 
-    want: JobWant | None = None  # what this node is to do for it
-    begun: int = 0  # how often this agent has submitted or followed a job
-    item: JobItem | None = None  # what this node last reported of it
-    last_status_at: float = 0.0
-    """When Ray last returned its status, or this agent began to submit or follow it."""
-    ended_at: float | None = None  # when the job ended, of which Ray's report may be late
-    unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
+    names: tuple[str, ...] = ()
+    since: float = 0.0  # when the first of them joined
 
-    @property
-    def report(self) -> JobReport | None:
-        """Return its last status."""
-        return None if self.item is None else self.item.report
 
-    def of_next(self) -> JobWatch:
-        """Return what is known of the next one: nothing but how many there were."""
-        return JobWatch(begun=self.begun)
+class FrameworkCheck(Value):
+    """The framework's check of the job's command."""
+
+    generation: int = 0  # how often it was wanted; 0 where no framework is known
+    may_change: bool = False  # it was asked before prepare steps ended
+    answered: int = 0  # the last generation that was answered
+
+
+class Preflight(Value):
+    """The all-reduce before the job."""
+
+    members: tuple[tuple[str, str, int], ...]  # key, name and GPUs, by rank
+    generation: int
+    until: float | None  # then its result is late; None once it is over
+    wanted: Mapping[str, ShareArgs] = field(default_factory=dict)  # by node, while it lasts
+    lost: tuple[str, ...] = ()  # members that were lost meanwhile
+    has_failed: bool = False  # the ranks of a node have failed
 
 
 class EarlierAttempts(Value):
@@ -280,30 +262,7 @@ class Notices(Value):
         return Notices(self.leaving - {key}, self.released - {key})
 
 
-class Preflight(Value):
-    """The all-reduce before the job."""
-
-    members: tuple[tuple[str, str, int], ...]  # key, name and GPUs, by rank
-    generation: int
-    until: float | None  # then its result is late; None once it is over
-    wanted: Mapping[str, ShareArgs] = field(default_factory=dict)  # by node, while it lasts
-    lost: tuple[str, ...] = ()  # members that were lost meanwhile
-    has_failed: bool = False  # the ranks of a node have failed
-
-
-class FrameworkCheck(Value):
-    """The framework's check of the job's command."""
-
-    generation: int = 0  # how often it was wanted; 0 where no framework is known
-    may_change: bool = False  # it was asked before prepare steps ended
-    answered: int = 0  # the last generation that was answered
-
-
-class Joined(Value):
-    """Nodes of a large run that joined, and are not logged yet."""
-
-    names: tuple[str, ...] = ()
-    since: float = 0.0  # when the first of them joined
+# --- the state ------------------------------------------------------------------------------------
 
 
 class HeadState(Value):
@@ -315,12 +274,12 @@ class HeadState(Value):
     phase_since: float = 0.0  # when this phase started
     began: float = 0.0  # the deadlines of this attempt's boot count from this time
     not_before: float = 0.0  # it is submitted no earlier than this: a pause after a loss
-    job: JobWatch = field(default_factory=JobWatch)
     has_resumed: bool = False  # it follows, or followed, the attempt of a killed agent
     watch_is_logged: bool = False  # how to open the page
     actions: Actions = ()  # what is to be done after the last event
 
     # What runs here and on the workers
+    job: JobWatch = field(default_factory=JobWatch)
     items: Mapping[str, ItemReport] = field(default_factory=dict)
     """What runs on the head's own node, or did, as last reported, by name."""
     ray: RayState = field(default_factory=RayState)
@@ -345,6 +304,8 @@ class HeadState(Value):
     ending: Ending = field(default_factory=Ending)
     notices: Notices = field(default_factory=Notices)
 
+    # --- changes ----------------------------------------------------------------------------------
+
     def do(self, *actions: HeadAction) -> HeadState:
         """Add actions."""
         return replace(self, actions=(*self.actions, *actions))
@@ -353,9 +314,25 @@ class HeadState(Value):
         """Add a log line."""
         return self.do(LogLine(sentence, level))
 
+    def enter(self, phase: HeadPhase, now: float) -> HeadState:
+        """Enter a phase."""
+        return replace(self, phase=phase, phase_since=now)
+
     def with_durable(self, **changes: object) -> HeadState:
         """Change fields of `durable`."""
         return replace(self, durable=replace(self.durable, **changes))
+
+    def with_attempt(self, **changes: object) -> HeadState:
+        """Change fields of the present attempt."""
+        return self.with_durable(attempt=replace(self.attempt, **changes))
+
+    def with_losses(self, **changes: object) -> HeadState:
+        """Change fields of `losses`."""
+        return self.with_durable(losses=replace(self.losses, **changes))
+
+    def with_job(self, **changes: object) -> HeadState:
+        """Change fields of `job`."""
+        return replace(self, job=replace(self.job, **changes))
 
     def with_ray(self, **changes: object) -> HeadState:
         """Change fields of `ray`."""
@@ -373,18 +350,6 @@ class HeadState(Value):
         """Change fields of `steps`."""
         return replace(self, steps=replace(self.steps, **changes))
 
-    def with_attempt(self, **changes: object) -> HeadState:
-        """Change fields of the present attempt."""
-        return self.with_durable(attempt=replace(self.attempt, **changes))
-
-    def with_losses(self, **changes: object) -> HeadState:
-        """Change fields of `losses`."""
-        return self.with_durable(losses=replace(self.losses, **changes))
-
-    def with_job(self, **changes: object) -> HeadState:
-        """Change fields of `job`."""
-        return replace(self, job=replace(self.job, **changes))
-
     def with_earlier(self, **changes: object) -> HeadState:
         """Change fields of `earlier`."""
         return replace(self, earlier=replace(self.earlier, **changes))
@@ -392,6 +357,18 @@ class HeadState(Value):
     def with_ending(self, **changes: object) -> HeadState:
         """Change fields of `ending`."""
         return replace(self, ending=replace(self.ending, **changes))
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def utc(self, now: float) -> str:
+        """Return a time of the run's clock in UTC."""
+        return iso_time(self.goal.began_at + now)
+
+    def deadline_of(self, key: str) -> float:
+        """Return the deadline of a wait that starts with the attempt."""
+        return self.began + self.goal.limits[key]
+
+    # --- the attempt and the outcome --------------------------------------------------------------
 
     @property
     def attempt(self) -> Attempt:
@@ -415,23 +392,6 @@ class HeadState(Value):
         return is_known and self.phase is not HeadPhase.LEAVING
 
     @property
-    def outcome(self) -> Outcome | None:
-        """Return the outcome to end with: decided, or once the job that is stopped has ended."""
-        stop = self.durable.stop
-        return self.durable.verdict or (None if stop is None else stop.outcome)
-
-    def utc(self, now: float) -> str:
-        """Return a time of the run's clock in UTC."""
-        return iso_time(self.goal.began_at + now)
-
-    @property
-    def verdict_for_workers(self) -> Outcome | None:
-        """Return the outcome to send to workers: only while leaving, and not if superseded."""
-        verdict = self.durable.verdict
-        ours_alone = verdict is not None and verdict.is_superseded
-        return verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
-
-    @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """Return the attempts of this run that were lost so far."""
         return self.durable.tried
@@ -448,6 +408,21 @@ class HeadState(Value):
         """Return the highest number that an attempt of this run can have."""
         left = self.goal.retries - attempts.count_losses(self.lost_attempts)
         return self.attempt.number + max(0, left)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Return the outcome to end with: decided, or once the job that is stopped has ended."""
+        stop = self.durable.stop
+        return self.durable.verdict or (None if stop is None else stop.outcome)
+
+    @property
+    def verdict_for_workers(self) -> Outcome | None:
+        """Return the outcome to send to workers: only while leaving, and not if superseded."""
+        verdict = self.durable.verdict
+        ours_alone = verdict is not None and verdict.is_superseded
+        return verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
+
+    # --- services and steps -----------------------------------------------------------------------
 
     def with_item(self, key: Key, item: Item) -> HeadState:
         """Set the state of a service on a node, or of one of the head's own steps."""
@@ -503,29 +478,7 @@ class HeadState(Value):
         keys = reversed(self.services.by_key)
         return next((node for node, service in keys if service == name), None)
 
-    def gpus_for_job(self, worker: Worker) -> int:
-        """Return a worker's GPUs without those of services whose rank the head has given it.
-
-        Its report leaves out those of other services.
-        """
-        if worker.rank is not None:
-            return worker.gpus
-        places = [spec for spec in self.goal.services if spec.where.is_by_rank]
-        rank = worker.effective_rank
-        there = [spec for spec in places if rank in spec.where.ranks]
-        taken = sum(spec.gpus * len(spec.names(worker.members.get(spec.name, 1))) for spec in there)
-        return max(0, worker.gpus - taken)
-
-    @property
-    def unreported_nodes(self) -> tuple[str, ...]:
-        """Return the addresses of nodes in Ray whose agents may not have reported yet."""
-        if self.reports_due is None:
-            return ()
-        return tuple(ip for ip in self.fleet.alive if ip not in self.fleet.agent_at)
-
-    def enter(self, phase: HeadPhase, now: float) -> HeadState:
-        """Enter a phase."""
-        return replace(self, phase=phase, phase_since=now)
+    # --- nodes ------------------------------------------------------------------------------------
 
     def nodes(self) -> tuple[NodeSize, ...]:
         """Return the sizes of the head and of each worker of the trainer that counts."""
@@ -545,11 +498,12 @@ class HeadState(Value):
             sizes.append(size)
         return tuple(sizes)
 
-    def is_in_group(self, ip: str) -> bool:
-        """Return whether the node at an address is of a group beside the trainer."""
-        worker = self.fleet.workers.get(self.fleet.agent_at.get(ip, ""))
-        rank = None if worker is None else worker.effective_rank
-        return group_of(self.goal.groups, rank) is not None
+    @property
+    def unreported_nodes(self) -> tuple[str, ...]:
+        """Return the addresses of nodes in Ray whose agents may not have reported yet."""
+        if self.reports_due is None:
+            return ()
+        return tuple(ip for ip in self.fleet.alive if ip not in self.fleet.agent_at)
 
     def expects(self, worker: Worker) -> bool:
         """Return whether a worker is one of the run: by its rank, in Ray, or in the attempt.
@@ -563,7 +517,8 @@ class HeadState(Value):
         is_known = rank is None or rank <= last or worker.key in self.shares.by_node
         if is_known or worker.ip in self.attempt.workers:
             return True
-        # a spare that joined Ray: what it ran must have ended before the next attempt
+
+        # A spare that joined Ray: what it ran must have ended before the next attempt.
         if worker.name in self.attempt.lost_nodes or worker.key in self.earlier.leftovers:
             return True
         if self.goal.by_shares:  # in place of an expected one
@@ -575,9 +530,27 @@ class HeadState(Value):
         worker = self.fleet.workers.get(node)
         return worker is None or self.expects(worker)
 
-    def deadline_of(self, key: str) -> float:
-        """Return the deadline of a wait that starts with the attempt."""
-        return self.began + self.goal.limits[key]
+    def is_in_group(self, ip: str) -> bool:
+        """Return whether the node at an address is of a group beside the trainer."""
+        worker = self.fleet.workers.get(self.fleet.agent_at.get(ip, ""))
+        rank = None if worker is None else worker.effective_rank
+        return group_of(self.goal.groups, rank) is not None
+
+    def gpus_for_job(self, worker: Worker) -> int:
+        """Return a worker's GPUs without those of services whose rank the head has given it.
+
+        Its report leaves out those of other services.
+        """
+        if worker.rank is not None:
+            return worker.gpus
+        places = [spec for spec in self.goal.services if spec.where.is_by_rank]
+        rank = worker.effective_rank
+        there = [spec for spec in places if rank in spec.where.ranks]
+        taken = sum(spec.gpus * len(spec.names(worker.members.get(spec.name, 1))) for spec in there)
+        return max(0, worker.gpus - taken)
+
+
+# --- events ---------------------------------------------------------------------------------------
 
 
 class RaySeen(HeadEvent):
@@ -596,45 +569,6 @@ class WorkerIntroduced(HeadEvent):
     name: str
     facts: Facts
     findings: tuple[Finding, ...] = ()  # the findings of its own checks
-
-
-class FrontSeen(LocalAnswer):
-    """What the front of a service reports, after a change."""
-
-    service: str
-    members: tuple[SeenMember, ...]
-    version: str = ""  # the trainer's newest weights
-
-
-class RunRemembered(HeadEvent):
-    """A worker's agent that outlived the former head reports the run and its last attempt."""
-
-    run_id: str
-    attempt: int
-    epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
-    is_of_other_head: bool = False  # that head's epoch is another than ours
-
-
-class LaterHead(HeadEvent):
-    """Another head with a higher epoch serves this run."""
-
-    epoch: int
-    evidence: str
-
-
-class PriceKnown(LocalAnswer):
-    """The platform gave the price of a node, which the user did not set."""
-
-    price: NodePrice
-
-
-class ProgressKnown(LocalAnswer):
-    """What an attempt has made that is over, and the newest checkpoint now."""
-
-    attempt: int
-    checkpoint: int | None = None  # the step of the newest one
-    path: str = ""  # the checkpoint that the recipe resumes from
-    last_step: int | None = None  # the last step of the attempt, if known
 
 
 class WorkerReported(HeadEvent):
@@ -657,6 +591,29 @@ class WorkerReplaced(HeadEvent):
     key: str
 
 
+class RunRemembered(HeadEvent):
+    """A worker's agent that outlived the former head reports the run and its last attempt."""
+
+    run_id: str
+    attempt: int
+    epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
+    is_of_other_head: bool = False  # that head's epoch is another than ours
+
+
+class LaterHead(HeadEvent):
+    """Another head with a higher epoch serves this run."""
+
+    epoch: int
+    evidence: str
+
+
+FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
+"""Events that carry data of other nodes."""
+
+
+# --- answers to what was asked --------------------------------------------------------------------
+
+
 class JobsListed(LocalAnswer):
     """The attempts of this run that Ray knows, ended or not, by id."""
 
@@ -670,6 +627,29 @@ class NodesAsked(LocalAnswer):
     silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
 
 
+class ProgressKnown(LocalAnswer):
+    """What an attempt has made that is over, and the newest checkpoint now."""
+
+    attempt: int
+    checkpoint: int | None = None  # the step of the newest one
+    path: str = ""  # the checkpoint that the recipe resumes from
+    last_step: int | None = None  # the last step of the attempt, if known
+
+
+class PriceKnown(LocalAnswer):
+    """The platform gave the price of a node, which the user did not set."""
+
+    price: NodePrice
+
+
+class FrontSeen(LocalAnswer):
+    """What the front of a service reports, after a change."""
+
+    service: str
+    members: tuple[SeenMember, ...]
+    version: str = ""  # the trainer's newest weights
+
+
 A = TypeVar("A", bound=LocalAnswer)
 
 
@@ -680,8 +660,59 @@ def answer_of(event: HeadEvent, kind: type[A]) -> A | None:
     return None
 
 
-FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
-"""Events that carry data of other nodes."""
+# --- actions --------------------------------------------------------------------------------------
+
+
+class Persist(HeadAction):
+    """Write what the next agent of the run must have; it comes before all other actions."""
+
+    durable: Durable
+    must_be_on_disk: bool = False  # nothing else is done before it is there
+
+
+class Ask(HeadAction):
+    """Ask a node; Answered follows, or a worker's report with the answer."""
+
+    question: HeadQuestion
+    node: str = HERE
+
+
+class HeadQuestion(Value):
+    """What the head asks once."""
+
+
+class ListJobs(HeadQuestion):
+    """Which jobs of this run does Ray have? JobsListed is the answer."""
+
+    prefix: str  # the ids are this one, or begin with it and a dash
+
+
+class AskNodes(HeadQuestion):
+    """Does each node's raylet answer? A lost node may be the cause of this attempt's failure."""
+
+    id: str
+
+
+class AskProgress(HeadQuestion):
+    """What has an attempt made that is over? ProgressKnown is the answer."""
+
+    attempt: int  # its number; 0 before the first attempt
+
+
+class Probe(HeadQuestion):
+    """How does the reward server or another node answer? Any node may be asked."""
+
+    kind: str
+    at: str = ""
+
+
+class EndRun(HeadAction):
+    """Send the verdict to the workers, stop everything, exit."""
+
+    outcome: Outcome
+
+
+# --- decisions ------------------------------------------------------------------------------------
 
 
 class Turn(NamedTuple):
