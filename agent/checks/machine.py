@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from agent.base.open_files import WANTED_FILES
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import CUDA, HIP, MIB, ROCR
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _GIB = 1 << 30
-WANTED_FILES = 65_536
 _MAX_USED = 0.95  # Ray's default RAY_local_fs_capacity_threshold, above which it creates no objects
 _LEAST_PROCESSES = 4096  # Ray starts one per CPU and one per actor, each with tens of threads
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.arguments import VerbParser
+from agent.base.open_files import raise_open_files
 from agent.front.front_memory import FrontMemory
 from agent.front.front_server import FrontServer
 from agent.job.front_protocol import KEY
 from agent.job.weight_dialects import DIALECTS
-from agent.serving.program import SETTINGS_WRONG, listening_on, raise_open_files
+from agent.serving.program import SETTINGS_WRONG, listening_on
 from agent.serving.replies import log_only_bugs
 
 if TYPE_CHECKING:

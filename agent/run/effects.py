@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from agent.base.open_files import raise_open_files
 from agent.node.limits import oom_kills
 from agent.node.read import taken_ports
 from agent.port.node_network import NETWORK, Network
-from agent.processes import driver, process, ray_machine, ray_parts, signals
+from agent.processes import driver, process, ray_parts, ray_temp, signals
 from agent.processes.driver import CpuUse
 from agent.processes.process import Child, StartChild
+from agent.processes.stale_ray import stale_ray
 from agent.record.background import ItemWriter
 from agent.record.files import write_atomically
 from agent.record.log import log_to_file
@@ -102,13 +104,11 @@ class MachineEffects(NamedTuple):
 
     kernel_log: str = "/dev/kmsg"
     figures: type[Sources] = Sources
-    raise_open_files: Callable[[int], None] = ray_machine.raise_open_files
-    stale_ray: StaleRay = ray_machine.stale_ray
+    raise_open_files: Callable[[], None] = raise_open_files
+    stale_ray: StaleRay = stale_ray
     taken_ports: TakenPorts = taken_ports
-    secure_folder: Callable[[str, int], Folder | None] = ray_machine.secure_folder
-    prune_sessions: Callable[[str, BestEffort], Coroutine[Any, Any, None]] = (
-        ray_machine.prune_sessions
-    )
+    secure_folder: Callable[[str, int], Folder | None] = ray_temp.secure_folder
+    prune_sessions: Callable[[str, BestEffort], Coroutine[Any, Any, None]] = ray_temp.prune_sessions
 
 
 class WriteFile(Protocol):

@@ -3,8 +3,7 @@
 `prepare_machine` runs on each node, in this order: the limit of open files, a stale Ray, the ports
 of a killed agent's processes, the folder around Ray's temp dir, and the checks that need these.
 `start_head` is the head's first second: port, run record, own address, `prepare_machine`, Ray. In
-the background `prune_sessions` removes what earlier Rays left on the disk. What is done for that is
-in processes/ray_machine.py.
+the background `prune_sessions` removes what earlier Rays left on the disk.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from agent.node.read import taken_ports
 from agent.plan.page_address import proxied_ip
 from agent.port.node_network import NETWORK
 from agent.processes.process import Child
-from agent.processes.ray_machine import stale_ray
+from agent.processes.stale_ray import stale_ray
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.run.node_run import start_ray
@@ -59,7 +58,7 @@ async def prepare_machine(run: NodeRun) -> Outcome | None:
     plan = run.plan
     surviving = run.surviving
     machine = run.effects.machine
-    machine.raise_open_files(plan.facts.nofile_hard)
+    machine.raise_open_files()
     if surviving is not None and surviving.has_ray:
         return None
     ray = plan.own_ray

@@ -7,7 +7,6 @@ requests that it has. Connections, bodies and errors are limited as those of the
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from agent.base.open_files import raise_open_files
 from agent.base.ports import BACKLOG
 from agent.serving.connections import PortRunner, PortSite, suspend_deadline
 from agent.serving.replies import error_reply, is_compressed, log_only_bugs, reply_to_error
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _LAST_REQUESTS = 3.0  # A bundled server that is stopped finishes what it answers within this.
 SETTINGS_WRONG = 78
 _CHOICES = 20  # of a port by the system, at most
-_OPEN_FILES = 65_536  # Half of them are for connections
 
 
 class Program:
@@ -126,11 +125,3 @@ def _listen(listener: socket.socket, address: tuple[object, ...]) -> None:
     listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
     listener.bind(address)
     listener.listen(BACKLOG)
-
-
-def raise_open_files() -> None:
-    """Raise the limit of open files as far as allowed: the usual 1024 is few for connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from agent.processes.ray_machine import stale_ray
+from agent.processes.stale_ray import stale_ray
 from support.scenario import AGENT, BOOT, RAY, Cluster, await_true
 
 if TYPE_CHECKING:

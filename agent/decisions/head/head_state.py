@@ -1,4 +1,4 @@
-"""The head's state, the events that change it, and the actions that follow, as frozen values.
+"""The head's state, events and actions, as frozen values.
 
 `HeadState` has one group of fields for each subject, and what can be said of them together;
 head_decide.py has the order in which an event changes them.

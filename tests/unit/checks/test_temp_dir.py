@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.checks import TEMP_DIR, run_checks
 from agent.checks.finding import Level
 from agent.node.read import read_folder
-from agent.processes.ray_machine import secure_folder
+from agent.processes.ray_temp import secure_folder
 from support.worlds import MACHINE, settings_of, topology_of
 
 if TYPE_CHECKING:

@@ -159,7 +159,7 @@ def test_ports_of_a_killed_agents_ray_are_waited_for(monkeypatch: pytest.MonkeyP
         run.surviving = former
         machine = REAL.machine._replace(
             stale_ray=lambda _folder, *, everything: [],  # noqa: ARG005 - as the real one
-            raise_open_files=lambda _hard: None,
+            raise_open_files=lambda: None,
         )
         run.effects = REAL._replace(machine=machine)
         end = anyio.run(prepare_machine, run)

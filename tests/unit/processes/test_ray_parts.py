@@ -16,8 +16,8 @@ import pytest
 from agent.base import times
 from agent.processes import ray_parts
 from agent.processes.process import Child
-from agent.processes.ray_machine import SESSION_QUIET, prune_sessions
 from agent.processes.ray_parts import RayParts, ray_processes
+from agent.processes.ray_temp import SESSION_QUIET, prune_sessions
 from agent.processes.waiting import BestEffort
 from agent.record.node_record import ProcessStat
 from support.conditions import is_so

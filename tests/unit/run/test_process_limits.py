@@ -102,12 +102,12 @@ def test_any_other_error_stays_what_it_is(error: Exception) -> None:
 
 RAISE = """
 import resource
-from agent.processes.ray_machine import raise_open_files
+from agent.base.open_files import raise_open_files
 
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
-raise_open_files(most)
+raise_open_files()
 print(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

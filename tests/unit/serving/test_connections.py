@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import resource
 import select
 import socket
 import subprocess
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.base.open_files import raise_open_files
 from agent.port.protocol import Hello, Report
-from agent.processes.ray_machine import raise_open_files
 from agent.serving import connections
 from support.agent_ports import BEARER, served_port
 from support.event_stream import BY_TOKEN, next_status, reading, streamed_head
@@ -40,7 +39,7 @@ FLOOD = ROOM + 300
 @pytest.fixture(autouse=True)
 def _enough_files() -> None:
     """Have descriptors for both ends of all connections."""
-    raise_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    raise_open_files()
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
-"""What Ray needs of this machine, and what an earlier Ray left on it."""
+"""Ray's temp dir: made private before Ray starts, and rid of the sessions of earlier Rays."""
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import stat
 import time
@@ -13,29 +12,24 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from agent.checks.machine import WANTED_FILES
 from agent.node.read import read_folder
+from agent.processes.stale_ray import command_lines
 from agent.record.background import result_in_thread
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
     from agent.node.facts import Folder
     from agent.processes.waiting import BestEffort
 
-_RAY_MARKS = (
-    "/ray/core/src/ray/",
-    "/ray/dashboard/",
-    "/ray/_private/",
-    "/ray/autoscaler/_private/",
-    "ray.util.client.server",
-    "ray::",
-    "ray-dashboard-",
-)
-"""Parts of the command lines of Ray's processes."""
+SESSION_QUIET = 600.0
+"""A Ray session whose files did not change for so long has ended. A running Ray writes its logs
+more often, also in another container that shares the folder.
+"""
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
+KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
+_MOST_FILES = 10_000
 
 
 def secure_folder(temp: str, uid: int) -> Folder | None:
@@ -54,58 +48,6 @@ def secure_folder(temp: str, uid: int) -> Folder | None:
         finally:
             os.close(handle)
     return read_folder(str(folder))
-
-
-def raise_open_files(hard: int) -> None:
-    """Raise the limit of open files as far as allowed: Ray aborts on the usual 1024."""
-    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
-    """Find Ray processes of an earlier run: on a shared host only those with our temp dir.
-
-    Processes of other containers are skipped: a host sees them, and their temp dir may have the
-    same name.
-    """
-    stale = []
-    here = _container(os.getpid())
-    ours = {os.getpid(), os.getppid()}
-    for pid, line in command_lines():
-        if pid in ours or not any(mark in line for mark in _RAY_MARKS):
-            continue
-        is_removed = everything or f"{temp_dir}/" in line
-        if is_removed and _container(pid) == here:
-            with suppress(psutil.NoSuchProcess):
-                stale.append(psutil.Process(pid))
-    return stale
-
-
-def command_lines() -> Iterator[tuple[int, str]]:
-    """Yield every process's pid and command line; psutil.Process takes six times as long."""
-    for pid in psutil.pids():
-        with suppress(OSError):  # it has ended, or it is another user's
-            line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            yield pid, os.fsdecode(line).replace("\0", " ")
-
-
-def _container(pid: int) -> str:
-    """Return the id of a process's pid namespace, which identifies its container."""
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:  # it has ended, or it is another user's
-        return ""
-
-
-SESSION_QUIET = 600.0
-"""A Ray session whose files did not change for so long has ended. A running Ray writes its logs
-more often, also in another container that shares the folder.
-"""
-_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
-KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
-_MOST_FILES = 10_000
 
 
 def ended_sessions(temp_dir: Path, in_use: Container[str], now: float) -> list[Path]:
