@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNCHANGED = 3  # The exit code of a save that had nothing new to write
-STATE = ".pod-agent"  # The program's own folder within a node's cache folder
-SEEDED = "seeded.json"  # How the folder was seeded last
+OWN_FOLDER = ".pod-agent"  # The program's own folder within a node's cache folder
+SEEDED_FILE = "seeded.json"  # A `Seeded` in that folder
 
-MOST_BYTES = 4 << 30  # Of the files in an archive
+MOST_BYTES = 4 << 30  # Of the files in an archive; the newest ones are taken
 MOST_FILES = 100_000
-LARGEST_FILE = 512 << 20
+LARGEST_FILE = 512 << 20  # Compiled code is smaller; what is larger is data
 
 _FOLDERS = {library.folder for library in LIBRARY_CACHES if library.is_archived}
 _LEFT_OUT = (
@@ -52,15 +52,15 @@ class Seeded(Value):
 
     def in_words(self) -> str:
         """Return what came of it."""
-        return (
-            f"{self.state}: {self.sentence}" if self.state == "cold" else f"seeded {self.sentence}"
-        )
+        if self.state == "cold":
+            return f"cold: {self.sentence}"
+        return f"seeded {self.sentence}"
 
 
 def read_seeded(folder: Path) -> Seeded | None:
     """Return how a node's folder was seeded; None while it is not."""
     with suppress(OSError, DecodeError):  # there is none, or it is broken
-        return decode((folder / STATE / SEEDED).read_bytes(), Seeded)
+        return decode((folder / OWN_FOLDER / SEEDED_FILE).read_bytes(), Seeded)
     return None
 
 
@@ -68,7 +68,7 @@ def is_safe(path: str) -> bool:
     """Return whether a path of an archive stays below the cache folder, in one of its folders."""
     parts = path.split("/")
     is_plain = path.isprintable() and "\\" not in path and len(parts) > 1
-    return is_plain and parts[0] in _FOLDERS and not {"", ".", "..", STATE}.intersection(parts)
+    return is_plain and parts[0] in _FOLDERS and not {"", ".", "..", OWN_FOLDER}.intersection(parts)
 
 
 class CacheFile(Value):

@@ -43,7 +43,14 @@ from agent.base.text import error_text, mib, own_command
 from agent.base.value import Value
 from agent.job.compile_caches import PROGRAM, SEAL
 from agent.processes import cache_folder
-from agent.processes.cache_folder import SEEDED, STATE, UNCHANGED, Seeded, is_safe, list_files
+from agent.processes.cache_folder import (
+    OWN_FOLDER,
+    SEEDED_FILE,
+    UNCHANGED,
+    Seeded,
+    is_safe,
+    list_files,
+)
 from agent.processes.page_cache import lower_priority
 
 if TYPE_CHECKING:
@@ -104,7 +111,7 @@ def seed(place: CachePlace) -> Seeded:
     _remove_cut(place.root)
     seeded = _seeded(place)
     with suppress(OSError):  # without it the status has no state, and the archive is written again
-        (place.root / STATE / SEEDED).write_bytes(encode(seeded))
+        (place.root / OWN_FOLDER / SEEDED_FILE).write_bytes(encode(seeded))
     return seeded
 
 
@@ -155,7 +162,7 @@ def _add_archive(place: CachePlace, path: Path) -> tuple[int, int]:
 
 def _add_checked(place: CachePlace, path: Path) -> tuple[int, int]:
     root = place.root
-    with tempfile.TemporaryFile(dir=root / STATE) as copy:
+    with tempfile.TemporaryFile(dir=root / OWN_FOLDER) as copy:
         written_ns = _copy_checked(place, path, copy)
         copy.seek(0)
         sizes = _unpack(copy, root)
@@ -245,7 +252,7 @@ def _write_file(content: IO[bytes], member: tarfile.TarInfo, root: Path) -> None
     why = _why_full(root, member.size)
     if why:
         raise UnusableArchiveError(why)
-    part = root / STATE / f"{secrets.token_hex(8)}.part"
+    part = root / OWN_FOLDER / f"{secrets.token_hex(8)}.part"
     try:
         with part.open("xb") as file:
             shutil.copyfileobj(content, file)
@@ -290,7 +297,7 @@ def _make_private(root: Path) -> None:
 
 def _clear_other_kind(place: CachePlace) -> None:
     """Empty a folder of another kind of node: its driver was replaced, or its disk moved."""
-    file = place.root / STATE / _KIND
+    file = place.root / OWN_FOLDER / _KIND
     former = ""
     with suppress(OSError, UnicodeDecodeError):
         former = file.read_text(encoding="utf-8")
@@ -387,13 +394,13 @@ def _is_just_written(place: CachePlace) -> bool:
         return False
     known = ""
     with suppress(OSError):
-        known = (place.root / STATE / _KNOWN).read_text(encoding="utf-8")
+        known = (place.root / OWN_FOLDER / _KNOWN).read_text(encoding="utf-8")
     is_fresh = time.time() - status.st_mtime < times.CACHES_SAVED_AGAIN
     return is_fresh and known != str(status.st_mtime_ns)
 
 
 def _note_known(place: CachePlace, written_ns: int) -> None:
-    (place.root / STATE / _KNOWN).write_text(str(written_ns), encoding="utf-8")
+    (place.root / OWN_FOLDER / _KNOWN).write_text(str(written_ns), encoding="utf-8")
 
 
 def _write_archive(place: CachePlace, files: Sequence[CacheFile]) -> int:

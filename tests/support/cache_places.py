@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.processes.cache_folder import STATE
+from agent.processes.cache_folder import OWN_FOLDER
 from agent.processes.cache_program import CachePlace
 
 if TYPE_CHECKING:
@@ -43,5 +43,5 @@ def contents(place: CachePlace) -> dict[str, str]:
     return {
         str(file.relative_to(place.root)): file.read_text()
         for file in place.root.rglob("*")
-        if file.is_file() and STATE not in file.parts
+        if file.is_file() and OWN_FOLDER not in file.parts
     }
