@@ -103,7 +103,7 @@ def advise(
     advice = [*_not_finite(progress), *_without_reward(progress, known, failures)]
     named = {said.meaning for said in advice}
 
-    # Of the rules for one metric the first that applies speaks.
+    # Of the rules for one metric the first that applies is shown.
     changes: dict[Meaning, tuple[Rule, Change]] = {}
     for rule in RULES:
         if rule.meaning in named or rule.meaning in changes:

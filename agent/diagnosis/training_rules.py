@@ -7,7 +7,14 @@ differ by more than all of its thresholds. advice.py has the three ways.
 - slow: the last quarter of a long window, against its first one, where each quarter moved on
 - level: the last steps, against the best ones of the whole training, unless they move back
 
-`frameworks` has each metric's names. Of the rows of one metric the first that applies speaks.
+`frameworks` has each metric's names. Of the rows of one metric the first that applies is shown.
+
+A `limit` says what is unhealthy in any training, and has its reason beside its row. `spreads` keeps
+chance out: noise exceeds four standard deviations once in 30,000 steps; three are enough for a slow
+change whose other numbers are far above noise. `share` and `least` leave out what a person would
+not call a change. Where a row gives no reason for them, they are what the simulated trainings of
+test_advice.py allow: at most one healthy one in fifty has advice, and at most one failure in fifty
+has none.
 """
 
 from __future__ import annotations
@@ -112,7 +119,8 @@ _CRITIC = (
 )
 
 RULES = (
-    # Four standard deviations are no chance; 20% and 0.02 are what a person would call a fall.
+    # The best steps may have had easier data: most of their reward has to be lost. A slow fall
+    # needs the least, since each quarter of it goes on.
     Rule("reward", "sudden", "fell", _OTHER_DATA, spreads=4.0, share=0.2, least=0.02),
     Rule("reward", "level", "fell", _OTHER_DATA, spreads=4.0, share=0.6, least=0.05),
     Rule("reward", "slow", "fell", _WORSE, spreads=4.0, share=0.12, least=0.03),
@@ -155,7 +163,8 @@ RULES = (
     # Long reasoning begins with up to half of the responses cut, and shortens.
     Rule("clipped", "sudden", "rose", _LONGEST, spreads=4.0, least=0.2),
     Rule("clipped", "level", "rose", _LONGEST, limit=0.5),
-    # Where a fifth of the groups teaches, five times the responses are needed for a batch.
+    # Where a fifth of the groups teaches, five times the responses are needed for a batch; so it
+    # is where the filter keeps a fifth, or a fifth of the spread is left.
     Rule("equal_groups", "level", "rose", _EQUAL_REWARDS, limit=0.8),
     Rule("kept_groups", "level", "fell", _THROWN_AWAY, limit=20.0),
     Rule("group_spread", "level", "fell", _EQUAL_REWARDS, share=0.8),
@@ -170,10 +179,10 @@ RULES = (
     Rule("rollout_difference", "level", "rose", _MISMATCH, limit=0.06),
     Rule("rollout_difference", "slow", "rose", _MISMATCH, spreads=3.0, share=2.0, limit=0.03),
     Rule("rollout_difference", "sudden", "rose", _MISMATCH, spreads=4.0, share=2.0, least=0.02),
-    # Asynchronous trainers allow 1 to 4 versions.
+    # Asynchronous trainers allow 1 to 4 versions; 8 is twice the most.
     Rule("staleness", "level", "rose", _STALE, limit=8.0),
     Rule("staleness", "slow", "rose", _STALE, spreads=3.0, share=1.0, limit=3.0),
-    # 0 is a constant; critics reach 0.5 to 0.9.
+    # At 0 the critic is worth no more than a constant; critics reach 0.5 to 0.9.
     Rule("explained_variance", "level", "fell", _CRITIC, limit=0.0, points=PATIENCE),
     Rule("explained_variance", "slow", "fell", _CRITIC, spreads=3.0, share=0.4, least=0.2),
     Rule("explained_variance", "sudden", "fell", _CRITIC, spreads=4.0, share=0.4, least=0.2),

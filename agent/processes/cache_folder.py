@@ -28,7 +28,7 @@ SEEDED_FILE = "seeded.json"  # A `Seeded` in that folder
 
 MOST_BYTES = 4 << 30  # Of the files in an archive; the newest ones are taken
 MOST_FILES = 100_000
-LARGEST_FILE = 512 << 20  # Compiled code is smaller; what is larger is data
+LARGEST_FILE = 512 << 20  # Larger ones are left out
 
 _FOLDERS = {library.folder for library in LIBRARY_CACHES if library.is_archived}
 _LEFT_OUT = (

@@ -6,8 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import members
-from agent.frameworks.recipe import NodeSplit
-from agent.job.job import is_sized_by
 from agent.job.services import front_port
 from agent.port.status_model import GroupServiceStatus, GroupStatus, MemberStatus, Reader
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.head_state import HeadState
     from agent.job.groups import NodeGroup
-    from agent.job.job import Job
-    from agent.job.progress import Progress
     from agent.job.services import ServiceSpec
     from agent.port.protocol import WorkerStats
     from agent.run.front_link import FrontLink
@@ -51,54 +47,6 @@ def groups_status(
         )
         for group in state.goal.groups
     )
-
-
-def node_split(
-    state: HeadState,
-    fronts: Mapping[str, FrontLink],
-    progress: Progress | None,
-    of_command: NodeSplit | None = None,
-    job: Job | None = None,
-) -> NodeSplit | None:
-    """Return how the run divides its nodes between its trainer and its engines.
-
-    One group has them, or the job's own command does. The engines of a group are a service that the
-    trainer updates; or the job starts them by Ray, on as many nodes as the group has. None where
-    there is no division, or where a shortage of engines explains why the trainer waited.
-    """
-    if of_command is not None:
-        return of_command
-    groups = [
-        group
-        for group in state.goal.groups
-        if _engines_of(state, group)
-        or (group.ray and job is not None and is_sized_by(job, group.name))
-    ]
-    if len(groups) != 1 or progress is None or progress.last_at is None:
-        return None
-    (group,) = groups
-    began = progress.last_at - sum(progress.durations)
-    for shortage in state.durable.shortages:
-        is_before = shortage.until is not None and shortage.until < began
-        if shortage.group == group.name and not is_before:
-            return None
-    services = [spec.name for spec in _engines_of(state, group)]
-    idle = [fronts[name].idle.share(began, progress.last_at) for name in services if name in fronts]
-    if idle and idle[0] is None:
-        return None  # the front's replies do not go back so far
-    in_ray = sum(other.nodes for other in state.goal.groups if other.ray)
-    trainer = state.goal.expected_workers + 1 - in_ray
-    return NodeSplit(
-        trainer,
-        group.nodes,
-        group.name,
-        f"nodes = {{engines}} in [groups.{group.name}]",
-        idle[0] if idle else None,
-    )
-
-
-def _engines_of(state: HeadState, group: NodeGroup) -> list[ServiceSpec]:
-    return [spec for spec in members.services_of(state, group) if spec.weights]
 
 
 def _service_status(  # noqa: PLR0913 - what it is read from

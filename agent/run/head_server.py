@@ -50,17 +50,17 @@ from agent.port.status_model import (
 )
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import in_thread
-from agent.record.events import GoodbyeReceived, SplitAdvised
+from agent.record.events import GoodbyeReceived
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
-from agent.record.log import say
 from agent.record.run_folder import OutageRecord, ShortageRecord, new_key, write_key
 from agent.record.run_record import outcomes_of, proof_of
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
-from agent.run.group_status import groups_status, node_split
+from agent.run.group_status import groups_status
 from agent.run.machine_watch import MachineWatch
 from agent.run.run_receipt import RunReceipt
+from agent.run.split_watch import SplitWatch
 from agent.settings.jobs import on_stall
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Item
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.searched_log import Log
-    from agent.frameworks.recipe import NodeSplit
     from agent.job.series import SeriesPart
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
@@ -243,8 +242,7 @@ class RunStatus:
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
         self.fronts: Mapping[str, FrontLink] = {}  # by service
-        self.split: NodeSplit | None = None  # of the present attempt's command
-        self._advised_in = 0  # the last attempt in which a division of the nodes was advised
+        self.split = SplitWatch(run, get_state, lambda: self.job_lines, lambda: self.fronts)
         self.receipt = RunReceipt(run, store, get_state, lambda: self.job_lines.progress)
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
         self.command = ""  # of the present attempt, as a shell command, once it is submitted to Ray
@@ -389,7 +387,7 @@ class RunStatus:
     async def look_at_run(self) -> None:
         """Look at what the run does, for its receipt and for messages about it."""
         self.receipt.look(self.stalls)
-        self._log_split_advice()
+        self.split.log_once()
         run = self._run
         if run.notifies and run.notifier.is_due(run.now()):
             run.notifier.look(self.status(Reader.ALL))
@@ -489,25 +487,8 @@ class RunStatus:
     def advice(self) -> tuple[Advice, ...]:
         """Return the advice on the running job."""
         advice = self.job_lines.advice(self._get_state().durable.outages)
-        of_split = self._split_advice()
+        of_split = self.split.advice()
         return advice if of_split is None else (*advice, of_split)
-
-    def _split_advice(self) -> Advice | None:
-        progress = self.job_lines.progress
-        state = self._get_state()
-        split = node_split(state, self.fronts, progress, self.split, self._run.plan.job)
-        return None if split is None else self.job_lines.split_advice(split)
-
-    def _log_split_advice(self) -> None:
-        """Log once in an attempt whether the trainer or its engines wait."""
-        state = self._get_state()
-        if state.phase is not HeadPhase.RUNNING or state.attempt.number == self._advised_in:
-            return
-        advice = self._split_advice()
-        if advice is not None:
-            self._advised_in = state.attempt.number
-            self._run.record(SplitAdvised(advice.what, advice.remedy))
-            say(f"{advice.what}. {advice.remedy}")
 
     def with_private(self, status: HeadStatus) -> HeadStatus:
         """Add texts of logs and findings, which only callers with a token may read."""

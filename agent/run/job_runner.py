@@ -256,10 +256,10 @@ class JobRunner:
     async def _start_output(self, job_id: str, submission: Submission | Outcome) -> Path | None:
         """Start to pass on the job's output; return the file that the bridge must write."""
         line = ""
-        self._status.split = None
+        self._status.split.of_command = None
         if isinstance(submission, Submission):
             line = submission.line
-            self._status.split = submission.split
+            self._status.split.of_command = submission.split
         self._status.command = line
         watcher = self._status.job_lines
         self._output, mirror = await start_job_output(self._run, job_id, line, watcher)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_goal import HeadGoal
 from agent.decisions.shared import Answered, ItemReport, Step
+from agent.job.front_protocol import FrontStatus, SlotStatus
 from agent.job.groups import NodeGroup
 from agent.job.services import ServiceSpec, TcpProbe, Where, front_port
 from support.heads import LIMITS, SUBMITTED, job, nodes, ray_open, reported
@@ -95,3 +96,12 @@ def ends_with(node: int, evidence: str, generation: int = 1) -> h.WorkerReported
 FIRST_NODE = [(3.0, says(2)), (3.5, says(2, "ready", "ready"))]
 READY = [*FIRST_NODE, (4.0, says(3)), (4.5, says(3, "ready", "ready"))]
 RUNS = [*READY, (5.0, SUBMITTED), (6.0, job("RUNNING"))]
+
+
+def status_of_front(*requests: int) -> FrontStatus:
+    """Return what a front replies whose members have got so many requests."""
+    members = tuple(
+        SlotStatus(22_000 + n, 1, "serving", "7", count, 0, 0, 0, "", is_wedged=False)
+        for n, count in enumerate(requests)
+    )
+    return FrontStatus(members, "7", held=0, since=0.0, is_paused=False)

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 from msgspec.structs import replace
 
-from agent.decisions.shared import Shortage
-from agent.job.front_protocol import FrontStatus, SlotStatus
-from agent.job.groups import NodeGroup
-from agent.job.job import Job
-from agent.job.progress import Progress
+from agent.job.front_protocol import FrontStatus
 from agent.port.status_model import Reader
 from agent.run.front_link import IdleTimes, RequestRates, front_seen
-from agent.run.group_status import groups_status, node_split
-from support import heads
-from support.groups import RUNS, UP, a_goal, ends_with
+from agent.run.group_status import groups_status
+from support.groups import RUNS, UP, a_goal, ends_with, status_of_front
 from support.heads import Trace
-
-
-def status_of_front(*requests: int) -> FrontStatus:
-    """Return what a front replies whose members have got so many requests."""
-    members = tuple(
-        SlotStatus(22_000 + n, 1, "serving", "7", count, 0, 0, 0, "", is_wedged=False)
-        for n, count in enumerate(requests)
-    )
-    return FrontStatus(members, "7", held=0, since=0.0, is_paused=False)
 
 
 def test_the_rate_of_requests() -> None:
@@ -56,45 +39,6 @@ def test_how_long_engines_were_idle() -> None:
     assert idle.share(25.0, 30.0) == 1.0
     assert idle.share(-1.0, 40.0) is None
     assert idle.share(40.0, 40.0) is None
-
-
-def test_which_nodes_train_and_which_generate() -> None:
-    """Those of a group that the trainer updates; none while a shortage explains its waiting."""
-    goal = replace(a_goal(weights="nccl"), expected_workers=1)
-    trace = Trace(goal, UP)
-    progress = Progress(1, 0.0, first=1, last=30, last_at=30.0, durations=(1.0,) * 20)
-    split = node_split(trace.state, {}, progress)
-    assert split is not None
-    assert (split.group, split.trainer, split.engines, split.idle) == ("rollout", 2, 2, None)
-    assert node_split(trace.state, {}, None) is None
-
-    # What the front has replied counts only where it goes back to the first of the steps.
-    front = SimpleNamespace(idle=IdleTimes())
-    fronts: Any = {"engine": front}
-    assert node_split(trace.state, fronts, progress) is None
-    front.idle.add(9.0, status_of_front(0))
-    front.idle.add(20.0, status_of_front(1))
-    split = node_split(trace.state, fronts, progress)
-    assert split is not None
-    assert split.idle == 0.5
-
-    for since, until, is_split in ((15.0, None, False), (1.0, 11.0, False), (1.0, 9.0, True)):
-        shortage = Shortage("rollout", "engine", since, until)
-        durable = trace.state.durable.with_shortage(shortage)
-        found = node_split(replace(trace.state, durable=durable), {}, progress)
-        assert (found is not None) == is_split
-
-
-def test_a_group_of_environments_does_not_generate() -> None:
-    """A group in Ray has engines where the job's command has its nodes or GPUs; else it may not."""
-    goal = replace(heads.goal(3), groups=(NodeGroup("envs", 2, ray=True, first_rank=2),))
-    trace = Trace(goal, UP)
-    progress = Progress(1, 0.0, first=1, last=30, last_at=30.0, durations=(1.0,) * 20)
-    assert node_split(trace.state, {}, progress) is None
-    for word, is_split in (("{gpus:envs}", True), ("d{nodes:envs*2}", True), ("{nodes}", False)):
-        job = Job("command", ("python3", "train.py", word), {})
-        found = node_split(trace.state, {}, progress, job=job)
-        assert (found is not None) == is_split
 
 
 def test_a_group_of_which_nothing_serves() -> None:
