@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from agent.base.fields import not_zero, of_node, says
 from agent.base.value import Bytes, Count, Gpus, Items, Rate, Seconds, Value
 
 MOST_GPUS = 16
@@ -71,17 +72,36 @@ class Forecast(Value):
     program: str = ""  # the program that took most of it, if one did
 
 
-class Figures(Value, omit_defaults=True):
-    """The figures of one machine; 0 and empty for what could not be read."""
+class MachineFigures(Value, kw_only=True):
+    """What the status shows of a machine as it was read; 0 and empty for what could not be read."""
+
+    gpu_fault: Annotated[str, says("why the driver reports no GPUs, such as one that hangs")] = ""
+    host_memory_used: Annotated[
+        Bytes,
+        says("bytes, without caches that the kernel can free"),
+        of_node("host_memory_used_bytes", "Host memory in use.", not_zero),
+    ] = 0
+    host_memory_total: Annotated[
+        Bytes,
+        says("bytes that the node's container may use"),
+        of_node("host_memory_bytes", "Host memory of a node.", not_zero),
+    ] = 0
+    network_received: Annotated[
+        Rate,
+        says("bytes a second, RDMA included"),
+        of_node("received_bytes_per_second", "Over the network.", not_zero),
+    ] = 0.0
+    network_sent: Annotated[
+        Rate, of_node("sent_bytes_per_second", "Over the network.", not_zero)
+    ] = 0.0
+
+
+class Figures(MachineFigures, omit_defaults=True):
+    """The figures of one machine at one moment, as its node reports them."""
 
     at: Seconds  # when they were read, on the clock of the node's run
     gpus: Annotated[tuple[GpuFigures, ...], Meta(max_length=MOST_GPUS)] = ()
-    gpu_fault: str = ""  # why the driver reports no GPUs, such as one that hangs
-    host_memory_used: Bytes = 0  # without caches that the kernel can free
-    host_memory_total: Bytes = 0  # what this container may use
     disks: Annotated[tuple[DiskFigures, ...], Meta(max_length=MOST_DISKS)] = ()
-    network_received: Rate = 0.0  # bytes a second since the last reading, RDMA included
-    network_sent: Rate = 0.0
     forecasts: Items[Forecast] = ()  # of what will be full soon
 
 

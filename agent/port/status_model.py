@@ -1,9 +1,10 @@
 """The run's status, declared once: each field with its type, what it means, and its metric.
 
 JSON and its description (docs/reference/openapi.json), `/metrics`, the terminal's views, the
-judgment and the page's fields follow from these types. A further value of each node is declared
-in `NodeValues` (port/protocol.py) and set in run/node_run.py, one of the run is declared in
-`CommonStatus` and set in run/head_server.py.
+judgment and the page's fields follow from these types. A further value of the run is declared in
+`CommonStatus` and set in run/head_server.py; a node's in `NodeValues` (port/protocol.py) and set in
+run/node_run.py; a machine's that is read anew in `MachineFigures` (node/figures.py) and read in
+run/node_figures.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from agent.base.fields import (
     combined,
     count,
     gauge,
-    not_zero,
     of_group,
     of_member,
     of_node,
@@ -44,6 +44,7 @@ from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.series import SeriesPart
 from agent.job.services import JudgeCost, Latency
 from agent.node.facts import MIB
+from agent.node.figures import MachineFigures
 from agent.port.protocol import NodeValues
 from agent.record.run_folder import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
@@ -178,38 +179,26 @@ class DiskStatus(Value, array_like=True):
     total: Annotated[Whole, of_node("disk_bytes", "The size of a folder's disk.", plain, "folder")]
 
 
-class MachineStatus(Value):
-    """What a machine does: memory in bytes, the network in bytes a second."""
+class MachineStatus(MachineFigures):
+    """The figures of a machine: its own values, and its GPUs, disks and forecasts."""
 
     gpus: GpuColumns
-    gpu_fault: Annotated[str, says("why the driver reports no GPUs")]
-    host_memory_used: Annotated[
-        Whole, of_node("host_memory_used_bytes", "Host memory in use.", not_zero)
-    ]
-    host_memory_total: Annotated[
-        Whole, of_node("host_memory_bytes", "Host memory of a node.", not_zero)
-    ]
     disks: tuple[DiskStatus, ...]
-    network_received: Annotated[
-        float, of_node("received_bytes_per_second", "Over the network.", not_zero)
-    ]
-    network_sent: Annotated[float, of_node("sent_bytes_per_second", "Over the network.", not_zero)]
     forecasts: Annotated[tuple[Span, ...], says("what will be full, and the seconds until then")]
 
     @classmethod
     def of(cls, figures: Figures) -> MachineStatus:
         """Return a machine's figures as the status has them."""
         gpus = figures.gpus
-        names = GpuColumns.__struct_fields__
+        columns = GpuColumns.__struct_fields__
+        as_read = {name: getattr(figures, name) for name in MachineFigures.__struct_fields__}
         return cls(
-            gpus=GpuColumns(**{name: tuple(getattr(gpu, name) for gpu in gpus) for name in names}),
-            gpu_fault=figures.gpu_fault,
-            host_memory_used=figures.host_memory_used,
-            host_memory_total=figures.host_memory_total,
+            gpus=GpuColumns(
+                **{name: tuple(getattr(gpu, name) for gpu in gpus) for name in columns}
+            ),
             disks=tuple(DiskStatus(disk.folder, disk.used, disk.total) for disk in figures.disks),
-            network_received=figures.network_received,
-            network_sent=figures.network_sent,
             forecasts=tuple((ahead.what, ahead.seconds) for ahead in figures.forecasts),
+            **as_read,
         )
 
 

@@ -31,6 +31,7 @@ from agent.node.read import command_fault
 from agent.port.access import host_names, refusal_of
 from agent.port.status_model import WarningStatus
 from agent.processes.parent import NOTICES, STOPS
+from agent.run.diagnose import RAY_LOGS
 from agent.run.gpu_memory import describe
 from agent.settings import load
 from agent.settings.model import SECRET_FILE_VARIABLES
@@ -141,6 +142,19 @@ def test_every_field_of_an_outcome_is_described() -> None:
     """The page of the files names all that `outcome.json` has of an end."""
     text = page("reference/files.md")
     assert [name for name in Outcome.__struct_fields__ if f"`{name}`" not in text] == []
+
+
+def test_every_file_of_a_run_is_described() -> None:
+    """Each log and record that is named for the run folder; the others are Ray's, or a bundle's."""
+    of_others = {*RAY_LOGS, "findings.json", "status.json"}
+    sources = (
+        path for name in ("plan", "record", "run") for path in ROOT.glob(f"agent/{name}/*.py")
+    )
+    named = re.compile(r'(?<!f)"([\w.-]+\.(?:log|jsonl?|html|key))"')
+    names = {name for path in sources for name in named.findall(path.read_text(encoding="utf-8"))}
+    assert {"agent.log", "front.key", "node.json", "report.html", "series.jsonl"} <= names
+    text = page("reference/files.md")
+    assert [name for name in sorted(names - of_others) if f"{name}`" not in text] == []
 
 
 def test_the_rule_of_slow_nodes_is_described() -> None:

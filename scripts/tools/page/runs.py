@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
 """Markup in fields that other programs fill: the page must show it as text."""
+MACHINE: dict[str, Any] = {
+    "host_memory_used": 812 << 30,
+    "host_memory_total": 2_000 << 30,
+    "network_received": 2.1e9,
+    "network_sent": 2.2e9,
+}
+"""The values of a machine."""
 STEPS = 40
 START = 1_795_331_520.0  # seconds since 1970 at the run's start
 SPENT = Receipt(boot=40.0, wait=30.0, first_step=60.0, training=150.0, redone=32.0)
@@ -142,7 +149,7 @@ def _figures(number: int) -> MachineStatus:
         gpu = replace(gpu, power=260, clock=690, throttled=("temperature",))
     gpus = tuple(replace(gpu, index=index) for index in range(8))
     disks = (DiskFigures("/workspace", 900 << 30, 2_000 << 30),)
-    return MachineStatus.of(Figures(300.0, gpus, "", 812 << 30, 2_000 << 30, disks, 2.1e9, 2.2e9))
+    return MachineStatus.of(Figures(300.0, gpus, disks, **MACHINE))
 
 
 def _workers(count: int) -> Iterator[NodeStatus]:

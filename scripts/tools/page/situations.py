@@ -42,7 +42,7 @@ from agent.port.status_model import (
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
-from tools.page.runs import EVIL, service
+from tools.page.runs import EVIL, MACHINE, service
 
 if TYPE_CHECKING:
     from agent.job.series import SeriesPart
@@ -496,5 +496,4 @@ def _figures(situation: str, number: int, *, is_slow: bool) -> MachineStatus:
         gpus.append(GpuFigures(index, seen, 71_000, 81_559, power, 700, heat, clock))
     disks = (DiskFigures("/workspace", 1_200 << 30, 2_000 << 30),)
     ahead = (Forecast("disk /workspace", 19 * 3600, 42 * 10**9, 3600),) if number == 0 else ()
-    figures = Figures(300.0, tuple(gpus), "", 812 << 30, 2_000 << 30, disks, 2.1e9, 2.2e9, ahead)
-    return MachineStatus.of(figures)
+    return MachineStatus.of(Figures(300.0, tuple(gpus), disks, ahead, **MACHINE))

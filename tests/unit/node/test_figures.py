@@ -306,7 +306,15 @@ def test_the_size_of_eight_gpus() -> None:
     """A report of a node with eight busy GPUs grows by less than 900 bytes."""
     gpus = tuple(msgspec.structs.replace(AT_WORK, index=at, usual_power=650) for at in range(8))
     disks = read_disks(["/"])
-    figures = Figures(12_345.6, gpus, "", 900 << 30, 2_000 << 30, disks, 9e9, 9e9)
+    figures = Figures(
+        12_345.6,
+        gpus,
+        disks,
+        host_memory_used=900 << 30,
+        host_memory_total=2_000 << 30,
+        network_received=9e9,
+        network_sent=9e9,
+    )
     text = json.dumps(msgspec.to_builtins(figures))
     assert len(text) < 900
     assert msgspec.convert(json.loads(text), Figures) == figures

@@ -66,7 +66,15 @@ async def test_all_figures_of_a_node() -> None:
     now[0] = 12.34
     gpu = GpuFigures(0, 98, power=650, power_limit=700, usual_power=650)
     disks = (DiskFigures("/tmp", 1, 2),)
-    assert await figures_of(figures) == Figures(12.3, (gpu,), "", 3, 9, disks, 10.0, 20.0)
+    assert await figures_of(figures) == Figures(
+        12.3,
+        (gpu,),
+        disks,
+        host_memory_used=3,
+        host_memory_total=9,
+        network_received=10.0,
+        network_sent=20.0,
+    )
 
 
 async def test_a_hung_driver_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
