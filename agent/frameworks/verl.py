@@ -42,6 +42,7 @@ from agent.frameworks.verl_keys import (
     CRITIC_MODEL,
     DTYPE,
     FSDP_SIZE,
+    MAIN,
     MODE,
     REF,
     ROLLOUT,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from agent.frameworks.arguments import Override
     from agent.frameworks.sizing import Sizing
     from agent.frameworks.table import Facts
-    from agent.frameworks.verl_separate import Engines
+    from agent.frameworks.verl_separate import AsyncTrainer, Engines
 
 FRAMEWORK = VERL.framework
 VERSIONS = VERL.versions
@@ -133,19 +134,26 @@ def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined, with the keys of the installed version."""
     flags, overrides = verl_megatron.split_flags(asked.args)
     users = [read(argument) for argument in overrides]
+    given = GivenKeys.of(users, VERL.newest)
+    trainer = verl_separate.trainer_of(given)
+    if trainer is not None:
+        verl_separate.check_version(asked, trainer)
     has_megatron = verl_megatron.trains_with_megatron(asked, flags, users)
     if not asked.is_nearest:
         tree = verl_megatron.BACKEND if has_megatron else ""
-        check_keys(users, asked.version, tree=tree, chosen=flags)
-    given = GivenKeys.of(users, VERL.newest)
+        beside = trainer.tree if trainer else ""
+        check_keys(users, asked.version, tree=tree, beside=beside, chosen=flags)
+    if has_megatron and trainer is not None:
+        what = f"AGENT_JOB_ARGS: {trainer.argument}: with Megatron the recipe has engines on"
+        raise MisfitError(f"{what} the training GPUs; give your own command after --")
     if has_megatron:
         return _with_megatron(asked, users, given, flags)
 
     # What fits the nodes: layout and engines by memory, then what a checkpoint has. The engines may
     # have GPUs of their own.
     engines = None
-    if verl_separate.is_separate(given):
-        asked, engines, sizing, saved = _with_own_engines(asked, given)
+    if trainer is not None:
+        asked, engines, sizing, saved = _with_own_engines(asked, given, trainer)
     else:
         verl_separate.check_rollout_nodes(given)
         check_sequences(asked, given)
@@ -183,12 +191,12 @@ def make(asked: RecipeInput) -> Command:
 
 
 def _with_own_engines(
-    asked: RecipeInput, given: GivenKeys
+    asked: RecipeInput, given: GivenKeys, trainer: AsyncTrainer
 ) -> tuple[RecipeInput, Engines, Sizing, str]:
     """Divide the nodes so that the trainer's hold the model, and size both sides."""
     size = given.whole(TENSOR_PARALLEL) or asked.tensor_parallel
     misfit: MisfitError | None = None
-    for part, engines in verl_separate.divisions(asked, given, longest_sample(given)):
+    for part, engines in verl_separate.divisions(asked, given, trainer, longest_sample(given)):
         try:
             check_sequences(part, given)
             sizing, saved = sizing_and_saved(part, given)
@@ -205,9 +213,6 @@ def _with_megatron(
     asked: RecipeInput, users: list[Override], given: GivenKeys, flags: tuple[str, ...]
 ) -> Command:
     """Make the command where Megatron trains: see `verl_megatron`."""
-    if verl_separate.is_separate(given):
-        what = f"AGENT_JOB_ARGS: {verl_separate.MODE_KEY}: with Megatron the recipe has engines on"
-        raise MisfitError(f"{what} the training GPUs; give your own command after --")
     verl_separate.check_rollout_nodes(given)
     verl_megatron.check(asked)
     sizing = verl_megatron.sizing_of(asked, given)
@@ -295,10 +300,10 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
     notes += of_backend
     if images:
         notes += _image_notes(asked, freezes=freezes)
-    if VERL.has("stores_samples_in_queue", asked.version):
+    if VERL.has("stores_samples_in_queue", asked.version) and not sizes["fully_async"]:
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
     return Command(
-        argv=(asked.python, "-m", "verl.trainer.main_ppo", *flags, *arguments),
+        argv=(asked.python, "-m", engines.trainer.module if engines else MAIN, *flags, *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
         notes=(*notes, *sizing.notes),
@@ -360,7 +365,8 @@ def _sizes(
     # Batches that divide over the copies of the model, and up to 0.8 over the agent-loop workers.
     ranks, divided = verl_megatron.ranks_of(asked, sizing, groups.total)
     parts = divided
-    if VERL.has("agent_loops_divide_a_step", version):
+    is_fully_async = own_engines is not None and own_engines.trainer is verl_separate.FULLY_ASYNC
+    if VERL.has("agent_loops_divide_a_step", version) and not is_fully_async:
         parts = lcm(parts, given.whole(f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS)
     near, why_near = _batch_near(asked, given, sizing)
     train, mini = batches(ranks, samples, parts, given, near)
@@ -373,18 +379,19 @@ def _sizes(
         tensor_parallel,
         cpus_of_gpu=3 if VERL.has("actors_take_three_cpus", version) else 1,
         has_servers=has_servers and VERL.has("servers_take_a_cpu", version),
-        has_stores=VERL.has("stores_samples_in_queue", version),
+        has_stores=VERL.has("stores_samples_in_queue", version) and not is_fully_async,
+        main_cpus=own_engines.trainer.cpus if own_engines else 1,
+        engine_cpus=verl_separate.cpus_beside_trainer(own_engines) if own_engines else 0,
     )
     stores = given.whole(STORES_KEY) or placement.fitting_stores(asked.nodes)
     cpu_notes = placement.check(asked.nodes, stores)
 
     text = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
-    of_engines: Facts = {"separate": False, "engines": text}
+    of_engines: Facts = {"separate": False, "fully_async": False, "engines": text}
     if own_engines is not None:
-        verl_separate.check_sync(given, train, mini)
-        verl_separate.check_engine_cpus(own_engines)
-        size = sizing.tensor_parallel
-        of_engines = verl_separate.engine_facts(own_engines, size, train=train, mini=mini)
+        train, sync = verl_separate.prompts_between_syncs(own_engines.trainer, given, train, mini)
+        verl_separate.check_engine_cpus(own_engines, placement, asked.nodes)
+        of_engines = verl_separate.engine_facts(own_engines, sizing.tensor_parallel, sync)
         text = f"{count_of(groups.total, 'GPU')} for training, {of_engines['engines']}"
     copies = count_of(ranks, "GPU" if ranks == groups.total else "data-parallel rank")
     even = f"× {samples} answers it is divisible by {copies}"

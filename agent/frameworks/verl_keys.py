@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agent.frameworks.arguments import Override
 
 VERL = read_table("verl")
+MAIN = "verl.trainer.main_ppo"
+"""verl's usual program."""
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -41,12 +43,17 @@ _FIRST_KNOWN: Version = (0, 6)  # The keys of 0.5 are not known
 
 
 def check_keys(
-    users: list[Override], version: Version, *, tree: str = "", chosen: Sequence[str] = ()
+    users: list[Override],
+    version: Version,
+    *,
+    tree: str = "",
+    beside: str = "",
+    chosen: Sequence[str] = (),
 ) -> None:
     """Refuse all keys that this version of verl lacks or ignores; those of 0.5 are not known.
 
-    `tree` is the one that trains: `megatron`, or '' for FSDP's; `chosen` are the user's flags that
-    choose a tree. Those of others are not in the tables.
+    `tree` is the one that trains: `megatron`, or '' for FSDP's; `beside` has further keys of the
+    program. `chosen` are the user's flags that choose a tree; others are not in the tables.
     """
     names = [override.key for override in users]
     is_foreign = any("@" in name or "/" in name for name in names)
@@ -66,6 +73,9 @@ def check_keys(
             if f"{section}.".startswith(f"{ACTOR}.megatron.")
         }
         sections = sections | own | engines
+    if beside:
+        for section, further in VERL.sections(beside, version).items():
+            sections[section] = sections.get(section, set()) | further
     complaints = list(filter(None, (_complaint(user, version, sections) for user in users)))
     if complaints:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")

@@ -30,7 +30,7 @@ from agent.frameworks.verl_keys import (
     VERL,
 )
 from agent.frameworks.verl_placement import equal_nodes
-from agent.frameworks.verl_separate import for_trainer, is_separate
+from agent.frameworks.verl_separate import for_trainer, trainer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,8 +133,9 @@ def _sizing(asked: RecipeInput, given: GivenKeys, saved: str) -> Sizing:
     )
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
-    if is_separate(given):
-        load = for_trainer(load)
+    own_engines = trainer_of(given)
+    if own_engines is not None:
+        load = for_trainer(load, given, own_engines)
     counted = set(map(given.written, _SEQUENCE_KEYS))
     changed = [key for key in given.begin(*MEMORY_KEYS) if key not in counted]
     return sizing_for(asked, changed, load)

@@ -108,19 +108,32 @@ class Placement(Value):
     cpus_of_gpu: int = 1  # The processes of each GPU that take a CPU
     has_servers: bool = False  # Whether each engine is a process that takes a CPU of its own
     has_stores: bool = False  # Whether there are TransferQueue's processes
+    main_cpus: int = 1  # Of the main process and others that need no GPU
+    engine_cpus: int = 0  # Of engines on other GPUs of the same node
 
     def needs(self, node: NodeSize, nodes: tuple[NodeSize, ...], stores: int) -> int:
         """Return the CPUs that a node needs beside so many stores of TransferQueue in all."""
         groups_here = min(node.gpus // self.groups.gpus, self.groups.count)
         needs = groups_here * self.groups.gpus * self.cpus_of_gpu
+        if groups_here:
+            needs += self.engine_cpus
         if self.has_servers:
             needs += groups_here * max(1, self.groups.gpus // self.tensor_parallel)
         if self.has_stores:
             needs += -(-stores // len(nodes))
-        # The main process and TransferQueue's controller need no GPU: Ray places them on nodes
-        # without one, if any of those has CPUs.
-        without_gpus = [other for other in nodes if not other.gpus and other.cpus != 0]
-        return needs + (node in (without_gpus or [other for other in nodes if other.cpus != 0]))
+        return needs + (self.main_cpus if node in self.hosts_of_main(nodes) else 0)
+
+    def hosts_of_main(self, nodes: tuple[NodeSize, ...]) -> list[NodeSize]:
+        """Return the nodes on which Ray may place what needs no GPU, as a TransferQueue controller.
+
+        It prefers nodes without GPUs, if any of those has the CPUs.
+        """
+        without_gpus = [
+            node
+            for node in nodes
+            if not node.gpus and (node.cpus is None or node.cpus >= self.main_cpus)
+        ]
+        return without_gpus or [node for node in nodes if node.gpus and node.cpus != 0]
 
     def fitting_stores(self, nodes: tuple[NodeSize, ...]) -> int:
         """Return how many of TransferQueue's stores have a free CPU, at most the default."""

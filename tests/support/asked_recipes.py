@@ -94,7 +94,7 @@ def settings_of(command: Command) -> dict[str, str]:
     """Return the flags and keys of a command; none may occur twice."""
     found = parsed(command)
     words = [word for word in command.argv if word.startswith("--")]
-    if not words and command.argv[2] == "verl.trainer.main_ppo":
+    if not words and command.argv[2].startswith("verl."):
         words = [word.lstrip("+") for word in command.argv[3:]]
     names = [word.partition("=")[0] for word in words]
     assert len(names) == len(set(names)), "a flag or key stands twice"

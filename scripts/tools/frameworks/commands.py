@@ -33,14 +33,17 @@ KNOWN_LATER = {
 ENVIRONMENTS = {"prime-rl": "harbor"}
 """In place of data: an environment of the package verifiers."""
 HOST = 2 << 40  # Bytes of a node, so that offloaded states fit
-ASYNCHRONOUS: Mapping[str, tuple[Version, tuple[str, ...]]] = {
-    "verl-grpo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
-    "verl-ppo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
-    "openrlhf-grpo": ((0, 10, 2), ("--train.async_enable",)),
-    "openrlhf-ppo": ((0, 10, 2), ("--train.async_enable",)),
-    "slime-grpo": ((0,), ("--train-async",)),
+SEPARATE = ("asynchronous", (0, 9, 1), "trainer.v1.trainer_mode=separate_async")
+FULLY_ASYNC = ("fully asynchronous", (0, 8), "async_training.staleness_threshold=0.5")
+OPENRLHF = ("asynchronous", (0, 10, 2), "--train.async_enable")
+ASYNCHRONOUS: Mapping[str, tuple[tuple[str, Version, str], ...]] = {
+    "verl-grpo": (SEPARATE, FULLY_ASYNC),
+    "verl-ppo": (SEPARATE,),
+    "openrlhf-grpo": (OPENRLHF,),
+    "openrlhf-ppo": (OPENRLHF,),
+    "slime-grpo": (("asynchronous", (0,), "--train-async"),),
 }
-"""Arguments of asynchronous training, and since which version a framework has it."""
+"""The ways to train asynchronously: a version since which there is one, and its argument."""
 DENSE = ModelShape.from_name("Qwen3-8B")
 SPARSE = ModelShape.from_name("Qwen3-30B-A3B")
 
@@ -87,9 +90,9 @@ def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[st
             wandb=full,
         )
         yield how, asked
-        asynchronous = ASYNCHRONOUS.get(job.name)
-        if not full and asynchronous is not None and version >= asynchronous[0]:
-            yield "asynchronous", replace(asked, args=asynchronous[1])
+        for name, since, argument in ASYNCHRONOUS.get(job.name, ()):
+            if not full and version >= since:
+                yield name, replace(asked, args=(argument,))
         if not full and "AGENT_ROLLOUT" in job.takes:
             yield "sglang", replace(asked, rollout="sglang")
             yield "sglang with adapters", replace(asked, rollout="sglang", lora_rank=64)

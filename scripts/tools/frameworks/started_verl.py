@@ -14,6 +14,7 @@ from tools.frameworks.pretended import GPUS, not_reached, own_arguments, run_age
 from tools.frameworks.training import LONGEST, NotTrainedError, make_ground
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 FEW = (
@@ -31,26 +32,32 @@ STATIONS = (
     ("no NCCL", r"RuntimeError: Distributed package doesn't have NCCL built in"),
 )
 """The output of verl 0.9.1, in this order, up to the point where it needs a GPU."""
+FULLY_ASYNC = "async_training.staleness_threshold=0.5"
+SIDES = (
+    ("its TaskRunner", r"\[ASYNC MAIN\] Creating worker mapping and resource pools"),
+    ("workers that train", r"FullyAsyncTrainer pid=.*colocated worker base class"),
+    ("init_process_group", r"ray::FullyAsyncTrainer\.init_workers\(\)"),
+    ("no NCCL", r"RuntimeError: Distributed package doesn't have NCCL built in"),
+)
+"""The same of its fully async trainer, whose engines come after the workers that train."""
+ITS_CPUS = 28  # Of one GPU that trains, one that generates, and the processes without
 SCORES = "verl's reward workers scored 1.0 0.0 1.0 0.0"
 
 
 def start_verl() -> str:
-    """Start main_ppo by the agent, then verl's reward workers; return how far each got."""
+    """Start both programs by the agent, then verl's reward workers; return how far each got."""
     ground = make_ground("verl")
     began = time.monotonic()
     asked = {
         "AGENT_JOB": "verl-grpo",
-        "AGENT_JOB_ARGS": " ".join(FEW),
         "AGENT_MODEL": str(ground / "model"),
         "AGENT_TRAIN_DATA": str(ground / "train.parquet"),
         "AGENT_CHECKPOINTS": str(ground / "checkpoints"),
         "AGENT_REWARD": "builtin",
     }
-    code, out = run_agent("verl", ground, (), asked)
-    if missing := not_reached(STATIONS, out):
-        raise NotTrainedError(f"main_ppo did not reach {missing[0]}: {out[-LONGEST:]}")
-    if code != 1:
-        raise NotTrainedError(f"the agent ended with {code} where main_ppo ended with 1")
+    start("main_ppo", ground, STATIONS, {**asked, "AGENT_JOB_ARGS": " ".join(FEW)})
+    own = {"AGENT_JOB_ARGS": " ".join((*FEW[1:], FULLY_ASYNC)), "AGENT_NUM_CPUS": str(ITS_CPUS)}
+    start("fully_async_main", ground, SIDES, {**asked, **own})
     between = time.monotonic()
     job = ("run", "--", "python", "-m", "tools.frameworks.inside.verl_scores", *overrides(ground))
     code, out = run_agent("verl", ground, job)
@@ -58,9 +65,21 @@ def start_verl() -> str:
         raise NotTrainedError(f"verl's reward workers: code {code}: {out[-LONGEST:]}")
     return (
         f"AGENT_JOB=verl-grpo, {GPUS} GPUs that are not there: "
-        f"{', '.join(name for name, _ in STATIONS)} ({between - began:.0f} s); {SCORES} "
+        f"{', '.join(name for name, _ in STATIONS)}; fully async: "
+        f"{', '.join(name for name, _ in SIDES)} ({between - began:.0f} s); {SCORES} "
         f"({time.monotonic() - between:.0f} s)"
     )
+
+
+def start(
+    program: str, ground: Path, stations: Sequence[tuple[str, str]], asked: Mapping[str, str]
+) -> None:
+    """Start a program by the agent; raise NotTrainedError unless it gets to the use of a GPU."""
+    code, out = run_agent("verl", ground, (), asked)
+    if missing := not_reached(stations, out):
+        raise NotTrainedError(f"{program} did not reach {missing[0]}: {out[-LONGEST:]}")
+    if code != 1:
+        raise NotTrainedError(f"the agent ended with {code} where {program} ended with 1")
 
 
 def overrides(ground: Path) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ DIVIDED = "ulysses_sequence_parallel_size"
 ULYSSES = f"{ACTOR}.{DIVIDED}"
 OPTIM = f"{ACTOR}.optim"
 SEPARATE = "trainer.v1.trainer_mode=separate_async"
+FULLY_ASYNC = "async_training.staleness_threshold=0.5"
 STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 IN_32B = {"shape": QWEN2_5_32B}
 
@@ -288,7 +289,7 @@ VERL_SAMPLES: list[Row] = [
 ]
 VERL_SEPARATE: list[Row] = [
     (f"verl-grpo==0.9.0 2x8 {SEPARATE}", "install 0.9.1"),
-    (f"verl-grpo==0.8.0 2x8 {SEPARATE}", "verl 0.8.0 has no v1"),
+    (f"verl-grpo==0.8.0 2x8 {SEPARATE}", "install 0.9.1 or later"),
     (f"verl-grpo 1x1 {SEPARATE}", "one node of 1 GPU joined"),
     (f"verl-grpo 8,4 {SEPARATE}", "divides equal nodes, and these have 8, 4 GPUs"),
     (f"verl-grpo 2x8 {SEPARATE} {ROLLOUT}.nnodes=2", "engines on 2 nodes of 8 GPUs"),
@@ -322,7 +323,32 @@ VERL_SEPARATE: list[Row] = [
         "checkpoint_engine.backend=naive: verl ends with",
     ),
     (f"verl-grpo 2x8/12 {SEPARATE}", "Ray would wait forever for CPUs"),
+    (f"verl-grpo 1x8/20 {SEPARATE}", "20 of 29 CPUs"),  # 12 that train, 8 of engines, 8 stores
     (f"verl-grpo 2x1x48 {SEPARATE}", "an engine of 1 GPU of 48 GB lacks room", IN_32B),
+]
+VERL_FULLY_ASYNC: list[Row] = [
+    (f"verl-grpo==0.7.1 2x8 {FULLY_ASYNC}", "install 0.8 or later"),
+    (f"verl-grpo 2x8 {FULLY_ASYNC} {SEPARATE}", "are two trainers"),
+    ("verl-grpo 2x8 async_training.stalenes_threshold=1", "(staleness_threshold?)"),
+    ("verl-grpo==0.8.0 2x8 async_training.concurrent_samples_per_replica=8", "has no concurrent"),
+    (f"verl-grpo 2x8 {FULLY_ASYNC} data.train_batch_size=512", "ppo_mini_batch_size × async"),
+    (
+        f"verl-grpo 2x8 {FULLY_ASYNC} trainer.total_training_steps=9",
+        "verl reads rollout.total_rollout_steps (prompts) instead",
+    ),
+    (f"verl-grpo 2x8 {FULLY_ASYNC} {ROLLOUT}.nnodes=1", "verl reads rollout.nnodes instead"),
+    (
+        "verl-grpo 2x8 async_training.use_trainer_do_validate=True",
+        "the recipe has no engines on the training GPUs",
+    ),
+    (f"verl-grpo 2x8 {FULLY_ASYNC} rollout.nnodes=2", "engines on 2 nodes of 8 GPUs"),
+    (f"verl-ppo 2x8 {FULLY_ASYNC}", f"take verl-grpo, or {SEPARATE}"),
+    (f"verl-grpo 2x8 {FULLY_ASYNC}", "with Megatron", {"backend": "megatron"}),
+    # 24 CPUs for 8 GPUs that train, 16 for 8 engines, and 23 for processes that may be on either
+    (f"verl-grpo 8/47,8/38 {FULLY_ASYNC}", "38 of 39 CPUs"),
+    (f"verl-grpo 1x8/42 {FULLY_ASYNC}", "42 of 43 CPUs"),
+    (f"verl-grpo 8/46,8/39 {FULLY_ASYNC}", "46 of 47 CPUs"),
+    (f"verl-grpo 0/22,8/46,8/39 {FULLY_ASYNC}", "46 of 47 CPUs"),
 ]
 ADAPTERS_WITH_SGLANG = {"lora_rank": 513, "rollout": "sglang"}
 VERL_ADAPTERS: list[Row] = [
@@ -386,7 +412,7 @@ VERL_MEGATRON += [
 VERL_MEGATRON = [(row[0], row[1], ON_MEGATRON | dict(*row[2:])) for row in VERL_MEGATRON]
 ROWS = [
     *(*OPENRLHF, *TRL, *SLIME_AND_PRIME_RL, *SEARCH_R1, *VERL_SHAPES, *VERL_KEYS, *VERL_SAMPLES),
-    *(*VERL_SEPARATE, *VERL_ADAPTERS, *VERL_MEGATRON),
+    *(*VERL_SEPARATE, *VERL_FULLY_ASYNC, *VERL_ADAPTERS, *VERL_MEGATRON),
 ]
 
 

@@ -73,6 +73,7 @@ VERLS: tuple[Asked, ...] = (
     ("verl-grpo", IN_7B, FAST, {"model": "org/model-VL", "lora_rank": 64}),
     ("verl-grpo", IN_30B, FAST, {"model": "org/model-VL", "backend": "megatron"}),
     ("verl-grpo", IN_7B, FAST, {"args": ("trainer.v1.trainer_mode=separate_async",)}),
+    ("verl-grpo", IN_32B, FAST, {"args": ("async_training.staleness_threshold=0.5",)}),
 )
 """In all releases together they have every row of verl's table."""
 SEARCH_R1S: tuple[Asked, ...] = (

@@ -204,6 +204,62 @@ def test_engines_on_gpus_of_their_own(  # noqa: PLR0913 - columns of a table
     assert nodes == (None if shape == "1x8" else (trainer[0], engines[0]))
 
 
+FULLY_ASYNC = "async_training.staleness_threshold=0.5"
+TAKEN, TRIGGER = "async_training.require_batches", "async_training.trigger_parameter_sync_step"
+
+
+@pytest.mark.parametrize(
+    ("line", "trainer", "engines", "sync", "said"),
+    [
+        (f"1x8 {FULLY_ASYNC}", (1, 4), (1, 4), "4", "batch 1024 = 4 × 256"),
+        (f"4x8 {FULLY_ASYNC} rollout.nnodes=3", (1, 8), (3, 8), "4", "batch 1024 = 4 × 256"),
+        (f"4x8 {FULLY_ASYNC} trainer.nnodes=3", (3, 8), (1, 8), "4", "batch 1056 = 4 × 264"),
+        (f"1x8 rollout.n_gpus_per_node=6 {FULLY_ASYNC}", (1, 2), (1, 6), "4", "= 4 × 256"),
+        ("0/23,8/24,8/16 async_training.partial_rollout=True", (1, 8), (1, 8), "4", "= 4 × 256"),
+        ("0/22,8/47,8/39 async_training.partial_rollout=True", (1, 8), (1, 8), "4", "= 4 × 256"),
+        (f"1x8/43 {FULLY_ASYNC}", (1, 4), (1, 4), "4", "batch 1024 = 4 × 256"),
+        # a step has the prompts of an update as often as the user says
+        (f"2x8 {TAKEN}=2", (1, 8), (1, 8), "2", "batch 1024 = 4 × 256"),
+        (f"2x8 {TAKEN}=8", (1, 8), (1, 8), "1", "batch 2048 = 8 × 256"),
+        (f"2x8 {TAKEN}=2 {TRIGGER}=3 {MINI}=64", (1, 8), (1, 8), "3", "batch 384 = 6 × 64"),
+    ],
+)
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
+def test_the_fully_async_trainer(  # noqa: PLR0913 - columns of a table
+    version: str,
+    line: str,
+    trainer: tuple[int, int],
+    engines: tuple[int, int],
+    sync: str,
+    said: str,
+) -> None:
+    """Any of its keys chooses its program, whose own keys count the engines' nodes and a step."""
+    command = made(f"verl-grpo=={version} {line}")
+    assert command.argv[2] == "verl.experimental.fully_async_policy.fully_async_main"
+    found = settings_of(command)
+    sizes = [
+        (int(found[f"{side}.nnodes"]), int(found[f"{side}.n_gpus_per_node"]))
+        for side in ("trainer", "rollout")
+    ]
+    assert sizes == [trainer, engines]
+    assert (found[TRIGGER], found["data.train_batch_size"]) == (sync, "0")
+    assert found["rollout.total_rollout_steps"] == "null"
+    assert STORES not in found
+    assert command.notes[0].endswith(said)
+
+
+def test_the_fully_async_trainers_memory() -> None:
+    """It keeps copies of the weights only for probabilities that it computes itself."""
+    line = f"verl-grpo 2x8x80 {FULLY_ASYNC}"
+    split = made(line).split
+    assert split is not None
+    assert split.setting == "rollout.nnodes={engines}"
+    nodes = (NodeSize(8, 128, 700 << 30, 80),) * 2
+    own = "algorithm.rollout_correction.bypass_mode=False"
+    assert made(line, shape=QWEN2_5_32B, nodes=nodes).split == split
+    assert "nodes' memory does not" in refusal(f"{line} {own}", shape=QWEN2_5_32B, nodes=nodes)
+
+
 @pytest.mark.parametrize(
     ("own", "nodes", "setting"),
     [

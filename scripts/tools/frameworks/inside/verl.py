@@ -40,6 +40,8 @@ HEAVY = frozenset(
 SERVER = "verl/workers/rollout/vllm_rollout/vllm_async_server.py"
 MIGRATION = "migrate_legacy_reward_impl"
 """Moves keys to their new names, from 0.7.1 on, where the program calls it."""
+FULLY_ASYNC = "verl.experimental.fully_async_policy"
+"""The package of its fully async trainer."""
 NAMED = "--config-name="
 """The flag of hydra that chooses another tree, as for Megatron before 0.8."""
 HANDED_ON = (
@@ -66,7 +68,7 @@ def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     read = names_read(package / "verl", but=frozenset() if migrates else frozenset({MIGRATION}))
     server = (package / SERVER).read_text(encoding="utf-8")
     has_cpu = re.search(r"@ray\.remote\(num_cpus=1\)\nclass \w*Server", server) is not None
-    verl = Verl(package, ray, program, read, compose(tree(package, [])), has_cpu)
+    verl = Verl(package, ray, program, read, compose(tree(package, ())), has_cpu)
     return {case.name: judge_one(verl, case) for case in cases}
 
 
@@ -124,7 +126,7 @@ def run(verl: Verl, case: Case, overrides: Sequence[Override]) -> list[Fault]:
     out = io.StringIO()
     faults: list[Fault] = []
     try:
-        config = compose(tree(verl.package, case.argv))
+        config = compose(tree(verl.package, case.argv, case.module))
         faults += type_faults(verl.defaults, config, overrides)
         with contextlib.redirect_stdout(out):
             faults += steps(verl, config, case)
@@ -146,8 +148,11 @@ def is_refusal(error: Exception) -> bool:
     return theirs in {"hydra", "omegaconf"} or isinstance(error, ValueError)
 
 
-def tree(package: Path, argv: Sequence[str]) -> ComposeInput:
-    """Return what main_ppo composes, as the command line does."""
+def tree(package: Path, argv: Sequence[str], module: str = "") -> ComposeInput:
+    """Return what main_ppo, or another program, composes, as the command line does."""
+    if module.startswith(FULLY_ASYNC):
+        folder = str(package / FULLY_ASYNC.replace(".", "/") / "config")
+        return ComposeInput(folder, "fully_async_ppo_trainer", tuple(argv), {"version_base": None})
     folder = str(package / "verl/trainer/config")
     names = [word.removeprefix(NAMED) for word in argv if word.startswith(NAMED)]
     overrides = tuple(word for word in argv if not word.startswith(NAMED))
@@ -169,10 +174,19 @@ def type_faults(defaults: Any, config: Any, overrides: Sequence[Override]) -> li
 
 def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - the same
     """Run its main program's steps up to the workers, with its own functions."""
+    is_fully_async = case.module.startswith(FULLY_ASYNC)
+    if is_fully_async:
+        for key in ("nnodes", "n_gpus_per_node"):
+            config.actor_rollout_ref.rollout[key] = config.rollout[key]
     if MIGRATION in verl.program:
         loop = importlib.import_module("verl.experimental.reward_loop.reward_loop")
         config = getattr(loop, MIGRATION)(config)
     trainer = importlib.import_module("verl.trainer.ppo.ray_trainer")
+    if is_fully_async:
+        start_fully_async(verl.ray, config, trainer)
+        generates = config.rollout.nnodes * config.rollout.n_gpus_per_node
+        trains = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        return rules(config, generates, queue=False, ranks=(trains, trains))
     validate(config, trainer)
     queue = "tq.init" in verl.program
     if queue:
@@ -207,10 +221,7 @@ class ReachedError(Exception):
 
 
 def start_separate(config: Any, trainer: Any) -> int:  # noqa: ANN401 - the same
-    """Run the assertions of its trainer with separate engines, and place those; return their GPUs.
-
-    Each engine gets a pool of its own, as `RolloutReplica.init_standalone` makes it.
-    """
+    """Run the assertions of its trainer, and place the engines; return the GPUs of these."""
     module = importlib.import_module("verl.trainer.ppo.v1.trainer_separate_async")
 
     def reached(*_: object) -> None:
@@ -224,16 +235,60 @@ def start_separate(config: Any, trainer: Any) -> int:  # noqa: ANN401 - the same
     finally:
         module.PPOTrainer.__init__ = own
 
+    return place_engines(config, trainer)
+
+
+def start_fully_async(ray: ModelledRay, config: Any, trainer: Any) -> None:  # noqa: ANN401 - the same
+    """Run the assertions of its two sides, and place all its processes in its program's order."""
+    ray.cluster.place({"CPU": 1}, "FullyAsyncTaskRunner with 1 CPU")
+    roles: dict[str, Any] = {"role_worker_mapping": {}, "resource_pool_manager": None}
+    start_side("FullyAsyncTrainer", "Tracking", config, roles)
+    place_pool(trainer, [config.trainer.n_gpus_per_node] * config.trainer.nnodes)
+    start_side("FullyAsyncRollouter", "ValidationGenerationsLogger", config, {})
+    place_engines(config, trainer)
+    importlib.import_module(f"{FULLY_ASYNC}.message_queue").MessageQueue.remote()
+
+
+def start_side(name: str, last: str, config: Any, roles: dict[str, Any]) -> None:  # noqa: ANN401 - the same
+    """Place one side's actor, and run its own `__init__` until it calls what needs more than it."""
+    stem = name.removeprefix("FullyAsync").lower()
+    module = importlib.import_module(f"{FULLY_ASYNC}.fully_async_{stem}")
+    side = getattr(module, name)
+    side.remote()
+
+    def reached(*_: object, **_named: object) -> None:
+        raise ReachedError
+
+    own = getattr(module, last)
+    setattr(module, last, reached)
+    try:
+        side.what(config=config, tokenizer=None, device_name="cuda", **roles)
+    except ReachedError:
+        return
+    finally:
+        setattr(module, last, own)
+    raise RuntimeError(f"{name} did not reach {last}")
+
+
+def place_pool(trainer: Any, gpus: list[int], **how: Any) -> None:  # noqa: ANN401 - the same
+    """Place a pool of so many GPUs on each of some nodes."""
+    manager = trainer.ResourcePoolManager({"pool": gpus}, None, **how)
+    manager.create_resource_pool()
+    for pool in manager.resource_pool_dict.values():
+        pool.get_placement_groups()
+
+
+def place_engines(config: Any, trainer: Any) -> int:  # noqa: ANN401 - the same
+    """Place engines with GPUs of their own; return their GPUs.
+
+    Each engine gets a pool of its own, as `RolloutReplica.init_standalone` makes it.
+    """
     rollout = config.actor_rollout_ref.rollout
     total = rollout.nnodes * rollout.n_gpus_per_node
     size = rollout.tensor_model_parallel_size
     each = min(size, rollout.n_gpus_per_node)
-    for number in range(total // size):
-        spec = {f"rollout_pool_{number}": [each] * (size // each)}
-        manager = trainer.ResourcePoolManager(spec, None, max_colocate_count=2)
-        manager.create_resource_pool()
-        for pool in manager.resource_pool_dict.values():
-            pool.get_placement_groups()
+    for _ in range(total // size):
+        place_pool(trainer, [each] * (size // each), max_colocate_count=2)
     return int(total)
 
 
