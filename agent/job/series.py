@@ -29,6 +29,9 @@ TREND = 20  # steps over which a trend is
 MOST_ATTEMPTS = 256  # marks of attempts; the last ones are kept
 
 
+# --- as the port serves it ------------------------------------------------------------------------
+
+
 class AttemptMark(Value):
     """Where an attempt began: its first step, and the last one of the attempt before."""
 
@@ -51,10 +54,12 @@ class SeriesPart(Value):
     meanings: Mapping[str, str]
     """The key of what people look at."""
     attempts: tuple[AttemptMark, ...]
-    """Each began at its first step, after the last one before."""
-    of: int | None
+    of: int | None  # the number of the job's steps, if known
     checkpoints: tuple[tuple[int, str | None], ...] = ()
     """The step and the time of each."""
+
+
+# --- as it is saved -------------------------------------------------------------------------------
 
 
 class PointsState(Value):
@@ -62,8 +67,8 @@ class PointsState(Value):
 
     steps: list[int]
     values: list[float]
-    every: int = 1
-    behind: int = 0
+    every: int = 1  # every so many-th point is kept for good
+    behind: int = 0  # how many points the last one is behind one that is kept for good
 
 
 class SeriesState(Value):
@@ -72,23 +77,30 @@ class SeriesState(Value):
     keys: Mapping[str, PointsState] = {}
     attempts: tuple[AttemptMark, ...] = ()
     of: int | None = None
-    last: int | None = None
+    last: int | None = None  # the last step
+
+
+# --- the points of one key ------------------------------------------------------------------------
 
 
 class Points:
-    """The points of one key, with rising steps."""
+    """The points of one key, with rising steps.
+
+    Of more points than are kept every second one stays, then every fourth, and so on. The newest
+    point is there in any case: one that is not kept for good goes as the next one comes.
+    """
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.values: list[float] = []
-        self._every = 1  # every so many-th point is kept for good
-        self._behind = 0  # how many points the last one is behind one that is kept for good
+        self._every = 1  # as in PointsState
+        self._behind = 0
 
     def add(self, step: int, value: float) -> None:
         """Add a point; it replaces those of this step and of later ones."""
         self.forget_from(step)
 
-        # The newest one that thinning would leave out stays only until the next.
+        # Was the newest one there only until this one?
         if self._behind:
             self.steps.pop()
             self.values.pop()
@@ -110,6 +122,13 @@ class Points:
         self.values = [*self.values[:kept:2], *self.values[kept:]]
         self._every *= 2
 
+    def forget_from(self, step: int) -> None:
+        """Remove the points of a step and of later ones."""
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop()
+            self.values.pop()
+            self._behind = 0
+
     @property
     def state(self) -> PointsState:
         """Return what `from_state` needs."""
@@ -128,13 +147,6 @@ class Points:
             raise ValueError("steps do not rise, or have no values")
         return points
 
-    def forget_from(self, step: int) -> None:
-        """Remove the points of a step and of later ones."""
-        while self.steps and self.steps[-1] >= step:
-            self.steps.pop()
-            self.values.pop()
-            self._behind = 0
-
     def since(self, step: int | None) -> PointsPart:
         """Return the points after a step; None: all."""
         first = 0
@@ -151,6 +163,9 @@ class Points:
         )
 
 
+# --- all keys -------------------------------------------------------------------------------------
+
+
 class Series:
     """The metrics of a run by step."""
 
@@ -158,13 +173,13 @@ class Series:
         self.of: int | None = None
         self.attempts: list[AttemptMark] = []
         self._keys: dict[str, Points] = {}
-        self._last: int | None = None
+        self._last_step: int | None = None
 
     @property
     def state(self) -> SeriesState:
         """Return what `from_state` needs."""
         keys = {name: points.state for name, points in self._keys.items()}
-        return SeriesState(keys, tuple(self.attempts), self.of, self._last)
+        return SeriesState(keys, tuple(self.attempts), self.of, self._last_step)
 
     @classmethod
     def from_state(cls, state: SeriesState) -> Series:
@@ -172,26 +187,23 @@ class Series:
         series = cls()
         series.of = state.of
         series.attempts = [*state.attempts][-MOST_ATTEMPTS:]
-        series._last = state.last
+        series._last_step = state.last
         for name, points in islice(state.keys.items(), MOST_KEYS):
             with suppress(ValueError):
                 series._keys[name] = Points.from_state(points)
         return series
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the keys, those that people look at first."""
-        return tuple(sorted(self._keys, key=place_of))
+    # --- what is added ----------------------------------------------------------------------------
 
     def add(self, attempt: int, step: int, metrics: Mapping[str, float], of: int | None) -> None:
         """Add the metrics of a step."""
         self.of = of or self.of
         if not self.attempts or self.attempts[-1].number != attempt:
-            mark = AttemptMark(attempt, step, self._last)
+            mark = AttemptMark(attempt, step, self._last_step)
             self.attempts = [*self.attempts, mark][-MOST_ATTEMPTS:]
-        if self._last is not None and step < self._last:
+        if self._last_step is not None and step < self._last_step:
             self._forget_from(step)
-        self._last = step
+        self._last_step = step
 
         self.add_values(step, metrics)
 
@@ -206,28 +218,25 @@ class Series:
             if points is not None and (not points.steps or points.steps[-1] <= step):
                 points.add(step, value)
 
-    def last(self, meaning: Meaning, most: int | None = None) -> list[tuple[int, float]]:
-        """Return the points of the first key with a meaning, at most so many of the last."""
-        name = self._key_of(meaning)
-        if name is None:
-            return []
-        points = self._keys[name]
-        first = 0 if most is None else max(0, len(points.steps) - most)
-        return [*zip(points.steps[first:], points.values[first:], strict=True)]
+    def _make_room(self, name: str) -> None:
+        """Add a key, in place of one that matters less where there are too many."""
+        if len(self._keys) >= MOST_KEYS:
+            least = max(self._keys, key=place_of)
+            if place_of(name) >= place_of(least):
+                return
+            del self._keys[least]
+        self._keys[name] = Points()
 
-    def trend(self, meaning: Meaning) -> float | None:
-        """Return by how much the mean of a value rose over the last steps; None for too few."""
-        values = [value for _, value in self.last(meaning, TREND)]
-        half = len(values) // 2
-        if half < 2:
-            return None
-        return fmean(values[-half:]) - fmean(values[:half])
+    def _forget_from(self, step: int) -> None:
+        for points in self._keys.values():
+            points.forget_from(step)
 
-    def part(self, since: int | None = None) -> SeriesPart:
-        """Return the series as `/series` has them; `since` leaves out that step and all before."""
-        keys = {name: self._keys[name].since(since) for name in self.names}
-        known = {name: points for name, points in keys.items() if points.steps}
-        return SeriesPart(known, self.meanings(), tuple(self.attempts), self.of)
+    # --- what it shows ----------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the keys, those that people look at first."""
+        return tuple(sorted(self._keys, key=place_of))
 
     def meanings(self) -> dict[str, str]:
         """Return the key that shows each thing that people look at, where the job has one."""
@@ -251,6 +260,29 @@ class Series:
                 return min(matching)
         return None
 
+    def points(self, meaning: Meaning, most: int | None = None) -> list[tuple[int, float]]:
+        """Return the points of the first key with a meaning, at most so many of the last."""
+        name = self._key_of(meaning)
+        if name is None:
+            return []
+        points = self._keys[name]
+        first = 0 if most is None else max(0, len(points.steps) - most)
+        return [*zip(points.steps[first:], points.values[first:], strict=True)]
+
+    def trend(self, meaning: Meaning) -> float | None:
+        """Return by how much the mean of a value rose over the last steps; None for too few."""
+        values = [value for _, value in self.points(meaning, TREND)]
+        half = len(values) // 2
+        if half < 2:
+            return None
+        return fmean(values[-half:]) - fmean(values[:half])
+
+    def part(self, since: int | None = None) -> SeriesPart:
+        """Return the series as `/series` has them; `since` leaves out that step and all before."""
+        keys = {name: self._keys[name].since(since) for name in self.names}
+        known = {name: points for name, points in keys.items() if points.steps}
+        return SeriesPart(known, self.meanings(), tuple(self.attempts), self.of)
+
     def curves(self) -> SeriesPart:
         """Return a few points of each curve with a meaning, under that name instead of the job's.
 
@@ -261,16 +293,3 @@ class Series:
         keys = {name: self._keys[key].thinned(FEW_POINTS) for name, key in meanings.items()}
         own = {name: name for name in meanings}
         return SeriesPart(keys, own, tuple(self.attempts), self.of)
-
-    def _make_room(self, name: str) -> None:
-        """Add a key, in place of one that matters less where there are too many."""
-        if len(self._keys) >= MOST_KEYS:
-            least = max(self._keys, key=place_of)
-            if place_of(name) >= place_of(least):
-                return
-            del self._keys[least]
-        self._keys[name] = Points()
-
-    def _forget_from(self, step: int) -> None:
-        for points in self._keys.values():
-            points.forget_from(step)

@@ -369,7 +369,7 @@ class JobLines:
             basis = (self._number, known.attempt, len(failures), outages)
             if self._advice_of != basis:
                 self._advice_of = basis
-                self._advice = advise(known, self._series.last, failures)
+                self._advice = advise(known, self._series.points, failures)
             return self._advice
 
     def split_advice(self, split: NodeSplit) -> Advice | None:
@@ -378,7 +378,7 @@ class JobLines:
         if known is None:
             return None
         with self._lock:
-            return advise_split(known, self._series.last, split)
+            return advise_split(known, self._series.points, split)
 
     def series(self, since: int | None = None) -> SeriesPart:
         """Return the metrics by step, as `/series` has them."""
@@ -405,7 +405,7 @@ class JobLines:
     def rewards(self) -> list[tuple[int, float]]:
         """Return the rewards by step."""
         with self._lock:
-            return self._series.last("reward")
+            return self._series.points("reward")
 
     def curves(self) -> SeriesPart:
         """Return a few points of each curve that people look at, as `/status` has them."""

@@ -284,7 +284,7 @@ def _advice(saved: SavedSteps | None, record: RunRecord | NoRecord, began: str) 
     outages: tuple[Outage, ...] = ()
     if isinstance(record, RunRecord):
         outages = record.durable_at(seconds_between(began, iso_time(time.time()))).outages
-    advice = advise(saved.progress, saved.series.last, failures_of(outages))
+    advice = advise(saved.progress, saved.series.points, failures_of(outages))
     if not advice:
         return []
     return [f"training: {'; '.join(item.what for item in advice)}. {advice[0].remedy}"]

@@ -393,4 +393,4 @@ def looks(kind: str, seed: int, every: int = 1, steps: int | None = None) -> Ite
         series.add(progress.attempt, step, named, made.steps)
         progress = progress.with_step(StepSeen(step, made.steps, named, made.now))
         if step % every == 0 or step == made.steps:
-            yield Look(step, advise(progress, series.last, made.failures))
+            yield Look(step, advise(progress, series.points, made.failures))

@@ -31,8 +31,8 @@ def test_what_series_has() -> None:
     }
     assert [*series.part(1).keys] == ["reward", "eval_loss", "other"]
     assert series.part(2).keys == {}
-    assert series.last("reward", 1) == [(2, 0.6)]
-    assert series.last("kl", 1) == []
+    assert series.points("reward", 1) == [(2, 0.6)]
+    assert series.points("kl", 1) == []
 
 
 def test_a_few_points_of_what_has_a_meaning_are_for_all() -> None:
@@ -67,8 +67,8 @@ def test_values_of_a_former_step_remove_nothing() -> None:
     for step in range(1, 41):
         series.add(1, step, {"reward": step / 100}, 100)
     series.add_values(0, {"reward": 9.0, "eval_loss": 1.0})
-    assert [step for step, _ in series.last("reward")] == [*range(1, 41)]
-    assert series.last("reward", 1) == [(40, 0.4)]
+    assert [step for step, _ in series.points("reward")] == [*range(1, 41)]
+    assert series.points("reward", 1) == [(40, 0.4)]
 
 
 @pytest.mark.parametrize("count", [MOST_POINTS, 3 * MOST_POINTS + 1, 100_000])
