@@ -57,7 +57,11 @@ class RewardError(RuntimeError):
 
 
 class _BusyError(Exception):
-    """A temporary failure of the server; its arguments: why, and the seconds it asks to wait."""
+    """A temporary failure of the server, and the seconds that it asks to wait."""
+
+    def __init__(self, why: str, pause: float) -> None:
+        super().__init__(why)
+        self.pause = pause
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -94,12 +98,14 @@ class RewardClient:
         while True:
             remaining = until - time.monotonic()
             try:
-                return self._once(request, min(_REQUEST_SECONDS, max(remaining, 1.0)))
+                body = self._exchange(request, min(_REQUEST_SECONDS, max(remaining, 1.0)))
+                return self._rewards_in(body, len(request["query"]))
             except (OSError, http.client.HTTPException) as error:
                 why = getattr(error, "reason", None) or error
                 least = 0.0
             except _BusyError as busy:
-                why, least = busy.args
+                why = busy
+                least = busy.pause
             if time.monotonic() + least + pause >= until:
                 sentence = f"{self._name} returned no rewards for {self._seconds:g} s: {why}"
                 raise RewardError(f"{sentence}; is it up, at an address that this node can reach?")
@@ -107,16 +113,14 @@ class RewardClient:
             time.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _once(self, request: dict[str, Any], seconds: float) -> list[float]:
-        # Which errors may pass? A bounded read does not raise for a reply that is cut short.
+    def _exchange(self, request: dict[str, Any], seconds: float) -> bytes:
+        """Send a request; return the reply, or raise _BusyError if another try may succeed."""
         data = json.dumps(request, default=str).encode()
         posted = urllib.request.Request(self._url, data, self._headers)  # noqa: S310 - as set
         try:
             with self._opener.open(posted, timeout=seconds) as reply:
-                body = reply.read(_LONGEST_REPLY)
+                body: bytes = reply.read(_LONGEST_REPLY)
                 missing = reply.length or 0
-            if missing and len(body) < _LONGEST_REPLY:
-                raise http.client.IncompleteRead(body, missing)
         except urllib.error.HTTPError as error:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
@@ -125,13 +129,17 @@ class RewardClient:
             pause = min(float(wish), _LONGEST_PAUSE) if wish.isdecimal() else 0.0
             raise _BusyError(text, pause) from error
 
-        # Is there a finite number for each text? isfinite raises for an integer that no float can
-        # hold.
-        count = len(request["query"])
+        # A bounded read does not raise for a reply that is cut short.
+        if missing and len(body) < _LONGEST_REPLY:
+            raise http.client.IncompleteRead(body, missing)
+        return body
+
+    def _rewards_in(self, body: bytes, count: int) -> list[float]:
+        """Return the rewards that a reply has, a finite number for each text."""
         rewards: Any = None
         with contextlib.suppress(ValueError, TypeError, LookupError):
             rewards = json.loads(body)["rewards"]
-        are_numbers = isinstance(rewards, list) and all(
+        are_numbers = isinstance(rewards, list) and all(  # isfinite raises for a huge integer
             isinstance(reward, (int, float)) and abs(reward) <= sys.float_info.max
             for reward in rewards
         )
@@ -230,12 +238,12 @@ class Actors:
         calls = [actor.__ray_ready__.remote() for actor in self._actors]
         self._gather(calls, "the rehearsal: its actor did not start")
 
-    def step(self, step: int, samples: Sequence[Sample]) -> list[tuple[int, float]]:
+    def step(self, number: int, samples: Sequence[Sample]) -> list[tuple[int, float]]:
         """Draw and score an equal part of the samples on each node; return all in order."""
         count = len(self._actors)
-        scored = [(0, 0.0)] * len(samples)
         calls = [actor.step.remote(samples[i::count]) for i, actor in enumerate(self._actors)]
-        for i, reply in enumerate(self._gather(calls, f"step {step}")):
+        scored = [(0, 0.0)] * len(samples)
+        for i, reply in enumerate(self._gather(calls, f"step {number}")):
             scored[i::count] = reply
         return scored
 
@@ -261,6 +269,8 @@ class Actors:
         except self._ray.exceptions.RayError as problem:
             return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
 
+
+# --- learning -------------------------------------------------------------------------------------
 
 ANSWERS = 10  # every sum is one digit, so one guess in ten is right
 PROBLEMS = 24
@@ -328,6 +338,9 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
         at = f"step {step}/{options.steps}"
         print(f"{at} mean reward {means[-1]:.2f} nodes {len(nodes)}", flush=True)
     return means
+
+
+# --- the run --------------------------------------------------------------------------------------
 
 
 def rehearse(options: argparse.Namespace) -> str:

@@ -42,11 +42,10 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     plan = with_checkpoints(with_archive_size(plan))
     if sys.platform != "linux":
         plan = _seen_from(sys.platform, plan)
-    if options.check and sys.platform == "linux":
-        plan = with_own_address(plan)
-    if options.check and not plan.failed():
-        refusal = refused_by_framework(plan)
-        plan = replace(plan, findings=(*plan.findings, *filter(None, (refusal,))))
+    if options.check:
+        plan = _checked(plan)
+
+    # In which form is it printed?
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
         print_json(to_json(plan), redactor.clean)
@@ -54,7 +53,20 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         print(render(plan, redactor))
     else:
         print(terminal_of(environ).render(summary(plan), redactor.clean))
+
     return ends.REFUSED.exit_code if options.check and plan.failed() else 0
+
+
+def _checked(plan: Plan) -> Plan:
+    """Add what takes a question to DNS and to the framework, which is asked last."""
+    if sys.platform == "linux":
+        plan = with_own_address(plan)
+    if plan.failed():
+        return plan
+    refusal = refused_by_framework(plan)
+    if refusal is None:
+        return plan
+    return replace(plan, findings=(*plan.findings, refusal))
 
 
 def _seen_from(system: str, plan: Plan) -> Plan:

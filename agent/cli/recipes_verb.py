@@ -28,7 +28,7 @@ _TRAINS = {
     "rl": "GRPO",
 }
 """What a recipe trains, by the last word of its name."""
-_WIDTHS = (16, 15, 17, 9, 0)
+_WIDTHS = (16, 15, 17, 9, 0)  # of the cells of a line; the last one needs none
 
 
 def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
