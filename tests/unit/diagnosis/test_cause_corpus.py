@@ -75,16 +75,11 @@ def test_case_has_its_fields(row: tuple[Path, dict[str, Any]]) -> None:
     assert any(case["evidence"] in line for line in lines)
 
 
-def test_ids_are_unique() -> None:
-    """No two cases have the same id."""
-    assert [name for name, n in Counter(case["id"] for _, case in CASES).items() if n > 1] == []
-
-
-def test_logs_are_unique() -> None:
-    """No case repeats the logs of another one."""
-    logs = [str(case["logs"]) for _, case in CASES]
-
-    assert len(set(logs)) == len(logs)
+def test_cases_are_unique() -> None:
+    """No two cases have the same id, or the same logs."""
+    names = Counter(case["id"] for _, case in CASES)
+    assert [name for name, count in names.items() if count > 1] == []
+    assert len({str(case["logs"]) for _, case in CASES}) == len(CASES)
 
 
 def test_held_out_threads_are_in_no_seen_case() -> None:

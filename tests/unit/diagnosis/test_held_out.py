@@ -86,33 +86,26 @@ def test_logs_are_written_out() -> None:
 QUOTE = "'OSError: [Errno 28] No space left on device'"
 
 
+SHOWN = "no known cause: the first error is"
+
+
 @pytest.mark.parametrize(
-    ("end", "grade"),
+    ("end", "grade", "of_trap"),
     [
-        (f"job.log shows why: a disk is full ({QUOTE}). Look which", Grade.RIGHT),
-        (f"job.log shows why: a disk or the shared memory is full ({QUOTE})", Grade.WRONG),
-        (f"job.log shows why: the network is down ({QUOTE}). Look which", Grade.WRONG),
-        (f"job.log shows why: no such thing ({QUOTE})", Grade.WRONG),
-        (f"no known cause: the first error is {QUOTE} in job.log", Grade.LINE),
-        (
-            "no known cause: the first error is 'OSError: [Errno 28] No space…' in job.log",
-            Grade.LINE,
-        ),
-        ("no known cause: the first error is 'step 1/2' in job.log", Grade.SILENT),
-        ("", Grade.SILENT),
+        (f"job.log shows why: a disk is full ({QUOTE}). Look", Grade.RIGHT, Grade.WRONG),
+        (f"job.log shows why: a disk or the shared memory ({QUOTE})", Grade.WRONG, Grade.WRONG),
+        (f"job.log shows why: the network is down ({QUOTE})", Grade.WRONG, Grade.WRONG),
+        (f"job.log shows why: no such thing ({QUOTE})", Grade.WRONG, Grade.WRONG),
+        (f"{SHOWN} {QUOTE} in job.log", Grade.LINE, Grade.RIGHT),
+        (f"{SHOWN} 'OSError: [Errno 28] No space…' in job.log", Grade.LINE, Grade.RIGHT),
+        (f"{SHOWN} 'step 1/2' in job.log", Grade.SILENT, Grade.RIGHT),
+        ("", Grade.SILENT, Grade.RIGHT),
     ],
 )
-def test_the_end_is_graded(end: str, grade: Grade) -> None:
-    """By the named cause without the quoted line, else by the line."""
+def test_the_end_is_graded(end: str, grade: Grade, of_trap: Grade) -> None:
+    """By the named cause without the quoted line, else by the line; a trap's names no cause."""
     assert grade_end(FAILED, Answer(end, ())) is grade
-
-
-def test_a_trap_s_end_names_no_cause() -> None:
-    """A line may be quoted as unknown."""
-    unknown = Answer(f"no known cause: the first error is {QUOTE} in job.log", ())
-    named = Answer(f"job.log shows why: a disk is full ({QUOTE})", ())
-    assert grade_end(TRAP, unknown) is Grade.RIGHT
-    assert grade_end(TRAP, named) is Grade.WRONG
+    assert grade_end(TRAP, Answer(end, ())) is of_trap
 
 
 @pytest.mark.parametrize(

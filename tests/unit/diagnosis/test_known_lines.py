@@ -94,6 +94,14 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 TRACE = ("Traceback (most recent call last):", '  File "/x/a.py", line 3, in f', "    g()")
 
 
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return what is logged from now on: sentences with their levels."""
+    logged: list[tuple[str, str]] = []
+    monkeypatch.setattr(job_lines, "say", lambda *one: logged.append(one))
+    return logged
+
+
 def remarks_on(lines: Sequence[str]) -> list[str]:
     """Return the keys of the known lines among these."""
     return [known.key for known in find_known_lines(lines)]
@@ -124,13 +132,9 @@ def test_no_ordinary_line_has_a_cause() -> None:
     assert remarks_on([before + line for before in PREFIXES for line in ORDINARY]) == []
 
 
-def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(said: list[tuple[str, str]]) -> None:
     """However often it is printed; a cause it is once a line shows that a process ended."""
-    said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
-    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     noise = "metric_exporter.cc:206: Export metrics to agent failed: IOError:14"
     for _ in range(3):
         lines.scan(["step 1", OOM, noise, OOM])
@@ -151,30 +155,25 @@ def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(
 STEPS = ["step 4/40 mean reward 0.61", "step 5/40 mean reward 0.62"]
 
 
-def test_an_error_that_steps_follow_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_steps_follow_is_no_cause(said: list[tuple[str, str]]) -> None:
     """Nor one that another try is announced for; steps that stop make a cause of one."""
-    said: list[str] = []
-    monkeypatch.setattr(job_lines, "say", lambda text, level: said.append(f"{level} {text}"))
     lines = KnownLines(str)
     lines.scan([f"{OOM}, retrying", "step 3/40 mean reward 0.61"])
     assert said == []
     lines.scan([OOM, *STEPS, ENDED])
-    assert not any(text.startswith("warning") for text in said)
+    assert not any(level == "warning" for _, level in said)
     lines.scan([FILES], has_stopped=True)
-    assert said[-1].startswith("warning the job's output shows: the limit of open files")
+    assert said[-1][0].startswith("the job's output shows: the limit of open files")
+    assert said[-1][1] == "warning"
 
 
 FILES = "OSError: [Errno 24] Too many open files: 'x'"
 ENDED = "E0804 15:34:58.362 4 api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 4) of binary: x"
 
 
-def test_a_cause_of_another_node_is_logged_once_with_the_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cause_of_another_node_is_logged_once_with_the_node(said: list[tuple[str, str]]) -> None:
     """Neither once per node, nor again after the head's own report, nor with a secret."""
-    said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
-    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     full, files = f"{OOM} {SECRET}", FILES
     (memory,), (handles,) = causes_of(full), causes_of(files)
     lines.add_from_node("podb", (memory,))
@@ -196,10 +195,8 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     assert OOM in logs["podc"]
 
 
-def test_what_ended_on_another_node_is_said_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ended_on_another_node_is_said_without_a_row(said: list[tuple[str, str]]) -> None:
     """Once, with the node; what is only seen there says nothing here."""
-    said: list[tuple[str, str]] = []
-    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     worker, head_ = KnownLines(str), KnownLines(str)
     worker.scan([*TRACE, "ValueError: 42"])
     head_.add_from_node("podb", worker.for_head)
@@ -213,11 +210,8 @@ def test_what_ended_on_another_node_is_said_without_a_row(monkeypatch: pytest.Mo
     assert "the job's output on podb shows: an error whose cause is unknown" in sentences[1]
 
 
-def test_what_a_worker_s_share_survived_explains_no_later_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_worker_s_share_survived_explains_no_later_end() -> None:
     """Steps or many lines follow there, which the head does not see: the worker takes it back."""
-    monkeypatch.setattr(job_lines, "say", lambda _line, _level: None)
     for after in (STEPS, [f"loaded shard {n}" for n in range(200)]):
         worker = KnownLines(str)
         worker.scan([*TRACE, OOM])
@@ -247,12 +241,10 @@ def test_a_report_takes_back_what_an_earlier_one_had() -> None:
 
 
 def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
-    monkeypatch: pytest.MonkeyPatch,
+    said: list[tuple[str, str]],
 ) -> None:
     """It adds no warning to the later one's; the same cause is logged again there."""
-    said: list[tuple[str, str]] = []
     lines = JobLines(str)
-    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     (memory,) = causes_of(OOM)
     lines.known.add_from_node("podb", (memory,))
     lines.begin_attempt(2)
@@ -263,41 +255,28 @@ def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
     assert [one.what[:5] for one in lines.known.warnings()] == ["podc:"]
 
 
-def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_and_no_control_character_is_logged(said: list[tuple[str, str]]) -> None:
     """Nor a part of a secret where the line is cut."""
-    said: list[str] = []
-    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
     start = "OSError: [Errno 28] No space left on device: \x1b[31m"
     for length in range(80, 160):
         lines = KnownLines(Redactor((SECRET,)).clean)
         lines.scan([f"{start}{'x' * length}{SECRET}\x07", ENDED])
     assert len(said) == 80
-    assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
-    assert any(MASK in sentence for sentence in said)
+    assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence, _ in said)
+    assert any(MASK in sentence for sentence, _ in said)
     assert all(SECRET[:8] not in one.what for one in lines.warnings())
 
 
-def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_the_output_do_not_matter(said: list[tuple[str, str]]) -> None:
     """A line in two pieces, or without an end, is checked all the same."""
-    said: list[str] = []
     lines = JobLines(Redactor(()).clean)
     lines.known = KnownLines(Redactor(()).clean)
-    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
     for piece in (b"hello\nOSError: [Errno 24] Too ma", b"ny open files: 'x'\nstep 2\n"):
         lines.write(piece, lambda _pause: False)
     assert len(said) == 1
     lines.write(b"pthread_create failed: Resource temporarily unavailable", lambda _pause: False)
     lines.close()
     assert len(said) == 2
-
-
-@pytest.mark.timeout(120)  # an expression that backtracks takes hours
-def test_a_flood_is_searched_quickly() -> None:
-    """3 MB of ordinary output, and 1 MB of lines that resemble known ones."""
-    flood = [*ORDINARY] * 600
-    alike = ["Max retries exceeded with url: /other " + "x" * 1000] * 1000
-    assert find_known_lines(flood) == []
-    assert find_known_lines(alike) == []
 
 
 class Keeper:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -30,80 +31,80 @@ def chain_of(text: str) -> list[str]:
 AT = seconds_of("2025-11-26 20:12:10")
 
 
-@pytest.mark.parametrize(
-    ("prefix", "source", "level", "at", "rank"),
-    [
-        ("", (), LogLevel.UNSTATED, None, None),
-        (
-            "(Worker pid=7, ip=10.0.0.3) ",
-            ("Worker", "7", "10.0.0.3"),
-            LogLevel.UNSTATED,
-            None,
-            None,
-        ),
-        ("(raylet, ip=10.0.0.3) ", ("raylet",), LogLevel.UNSTATED, None, None),
-        (
-            "(EngineCore_DP0 pid=71) ERROR 11-26 20:12:10 [core.py:123] ",
-            ("EngineCore_DP0", "71"),
-            LogLevel.ERROR,
-            AT,
-            None,
-        ),
-        ("(VllmWorker rank=5 pid=4) ", ("VllmWorker", "rank 5", "4"), LogLevel.UNSTATED, None, 5),
-        ("[trainer0|3]:", ("rank 3",), LogLevel.UNSTATED, None, 3),
-        ("[default3]:", ("rank 3",), LogLevel.UNSTATED, None, 3),
-        ("[0] [3] ", ("0] [3",), LogLevel.UNSTATED, None, None),
-        ("❌ ERROR: ", (), LogLevel.ERROR, None, None),
-        ("⚠️  WARNING - ", (), LogLevel.WARNING, None, None),
-        ("🚨 [ERROR] ", (), LogLevel.ERROR, None, None),
-        ("2025-11-26 20:12:10 | 🔥 ERROR | ", (), LogLevel.ERROR, AT, None),
-        ("[rank3]: ", ("rank 3",), LogLevel.UNSTATED, None, 3),
-        ("[1,3]<stderr>:", ("rank 3",), LogLevel.UNSTATED, None, 3),
-        ("3: ", ("rank 3",), LogLevel.UNSTATED, None, 3),
-        ("node-7: ", ("node-7",), LogLevel.UNSTATED, None, None),
-        ("10.0.0.7: ", ("10.0.0.7",), LogLevel.UNSTATED, None, None),
-        ("trainer-1  | ", ("trainer-1",), LogLevel.UNSTATED, None, None),
-        ("trainer-1  | [rank3]: ", ("trainer-1", "rank 3"), LogLevel.UNSTATED, None, 3),
-        ("2025-11-26 20:12:10 - ", (), LogLevel.UNSTATED, AT, None),
-        ("2025-11-26T20:12:10Z ", (), LogLevel.UNSTATED, AT, None),
-        ("2025-11-26 20:12:10 - a.b - WARNING - ", (), LogLevel.WARNING, AT, None),
-        ("2025-11-26 20:12:10 | ERROR    | a.b:main:12 - ", (), LogLevel.ERROR, AT, None),
-        ("[2025-11-26 20:12:10 TP14] ", (), LogLevel.UNSTATED, AT, None),
-        ("[2025-11-26 20:12:10 E 9 9] (raylet) a.cc:3084: ", ("raylet",), LogLevel.ERROR, AT, None),
-        ("[2025-11-26 20:12:10] [INFO] [a.py:96:log] ", (), LogLevel.INFO, AT, None),
-        ("2025-11-26 20:12:10\tWARNING a.py:18 -- ", (), LogLevel.WARNING, AT, None),
-        ("2025-11-26 20:12:10 WARNING ", (), LogLevel.WARNING, AT, None),
-        ("2025-11-26 20:12:10 INFO ", (), LogLevel.INFO, AT, None),
-        ("[2025-11-26 20:12:10] ERROR    ", (), LogLevel.ERROR, AT, None),
-        ("[20:12:10] INFO     ", (), LogLevel.INFO, None, None),
-        ("[11/26/25 20:12:10] WARNING  ", (), LogLevel.WARNING, None, None),
-        ("E1126 20:12:10.404 62 a/b.py:869] ", (), LogLevel.ERROR, AT, None),
-        ("[rank0]:[W1126 20:12:10.186 A.cpp:6] [Rank 0] ", ("rank 0",), LogLevel.WARNING, AT, 0),
-        ("[INFO|a.py:123] 2025-11-26 20:12:10 >> ", (), LogLevel.INFO, AT, None),
-        ("11/26/2025 20:12:10 - INFO - __main__ - ", (), LogLevel.INFO, AT, None),
-        ("[NeMo W 2025-11-26 20:12:10 a:12] ", (), LogLevel.WARNING, AT, None),
-        ("Nov 26 20:12:10 node3 kernel: ", ("node3",), LogLevel.UNSTATED, AT, None),
-        ("[Wed Nov 26 20:12:10 2025] ", (), LogLevel.UNSTATED, AT, None),
-        ("[12345.678901] ", (), LogLevel.UNSTATED, None, None),
-        ("ERROR:root:", (), LogLevel.ERROR, None, None),
-        ("CRITICAL: ", (), LogLevel.FATAL, None, None),
-        (
-            "(A pid=1) (B pid=2, ip=::1) ",
-            ("A", "1", "B", "2", "::1"),
-            LogLevel.UNSTATED,
-            None,
-            None,
-        ),
-    ],
-)
-def test_prefixes_come_off(
-    prefix: str, source: tuple[str, ...], level: LogLevel, at: float | None, rank: int | None
-) -> None:
+class Stated(NamedTuple):
+    """What a prefix states."""
+
+    source: tuple[str, ...] = ()
+    level: LogLevel = LogLevel.UNSTATED
+    at: float | None = None
+    rank: int | None = None
+
+
+ERROR = Stated(level=LogLevel.ERROR)
+ERROR_THEN = Stated(level=LogLevel.ERROR, at=AT)
+WARNING_THEN = Stated(level=LogLevel.WARNING, at=AT)
+INFO_THEN = Stated(level=LogLevel.INFO, at=AT)
+RANK_3 = Stated(("rank 3",), rank=3)
+PREFIXES = {
+    "": Stated(),
+    "(Worker pid=7, ip=10.0.0.3) ": Stated(("Worker", "7", "10.0.0.3")),
+    "(raylet, ip=10.0.0.3) ": Stated(("raylet",)),
+    "(A pid=1) (B pid=2, ip=::1) ": Stated(("A", "1", "B", "2", "::1")),
+    "(EngineCore_DP0 pid=71) ERROR 11-26 20:12:10 [core.py:123] ": Stated(
+        ("EngineCore_DP0", "71"), LogLevel.ERROR, AT
+    ),
+    "(VllmWorker rank=5 pid=4) ": Stated(("VllmWorker", "rank 5", "4"), rank=5),
+    "(WorkerDict pid=4) [rank12]:[E1126 20:12:10.0 x.cpp:1] [Rank 12] ": Stated(
+        ("WorkerDict", "4", "rank 12"), LogLevel.ERROR, AT, 12
+    ),
+    "[trainer0|3]:": RANK_3,
+    "[default3]:": RANK_3,
+    "[rank3]: ": RANK_3,
+    "[1,3]<stderr>:": RANK_3,
+    "3: ": RANK_3,
+    "[0] [3] ": Stated(("0] [3",)),
+    "❌ ERROR: ": ERROR,
+    "⚠️  WARNING - ": Stated(level=LogLevel.WARNING),
+    "🚨 [ERROR] ": ERROR,
+    "2025-11-26 20:12:10 | 🔥 ERROR | ": ERROR_THEN,
+    "node-7: ": Stated(("node-7",)),
+    "10.0.0.7: ": Stated(("10.0.0.7",)),
+    "trainer-1  | ": Stated(("trainer-1",)),
+    "trainer-1  | [rank3]: ": Stated(("trainer-1", "rank 3"), rank=3),
+    "2025-11-26 20:12:10 - ": Stated(at=AT),
+    "2025-11-26T20:12:10Z ": Stated(at=AT),
+    "2025-11-26 20:12:10,000 - ERROR - ": ERROR_THEN,
+    "2025-11-26 20:12:10 - a.b - WARNING - ": WARNING_THEN,
+    "2025-11-26 20:12:10 | ERROR    | a.b:main:12 - ": ERROR_THEN,
+    "[2025-11-26 20:12:10 TP14] ": Stated(at=AT),
+    "[2025-11-26 20:12:10 E 9 9] (raylet) a.cc:3084: ": Stated(("raylet",), LogLevel.ERROR, AT),
+    "[2025-11-26 20:12:10] [INFO] [a.py:96:log] ": INFO_THEN,
+    "2025-11-26 20:12:10\tWARNING a.py:18 -- ": WARNING_THEN,
+    "2025-11-26 20:12:10 WARNING ": WARNING_THEN,
+    "2025-11-26 20:12:10 INFO ": INFO_THEN,
+    "[2025-11-26 20:12:10] ERROR    ": ERROR_THEN,
+    "[20:12:10] INFO     ": Stated(level=LogLevel.INFO),
+    "[11/26/25 20:12:10] WARNING  ": Stated(level=LogLevel.WARNING),
+    "E1126 20:12:10.404 62 a/b.py:869] ": ERROR_THEN,
+    "[rank0]:[W1126 20:12:10.186 A.cpp:6] [Rank 0] ": Stated(("rank 0",), LogLevel.WARNING, AT, 0),
+    "[INFO|a.py:123] 2025-11-26 20:12:10 >> ": INFO_THEN,
+    "11/26/2025 20:12:10 - INFO - __main__ - ": INFO_THEN,
+    "[NeMo W 2025-11-26 20:12:10 a:12] ": WARNING_THEN,
+    "Nov 26 20:12:10 node3 kernel: ": Stated(("node3",), at=AT),
+    "[Wed Nov 26 20:12:10 2025] ": Stated(at=AT),
+    "[12345.678901] ": Stated(),
+    "ERROR:root:": ERROR,
+    "CRITICAL: ": Stated(level=LogLevel.FATAL),
+}
+
+
+@pytest.mark.parametrize(("prefix", "stated"), PREFIXES.items())
+def test_prefixes_come_off(prefix: str, stated: Stated) -> None:
     """What they state is kept: process, level, time and rank."""
     line = read_line(f"{prefix}CheckFailed: x [1]")
     assert line.body.removeprefix("kernel: ") == "CheckFailed: x [1]"
-    assert (line.source, line.level, line.rank) == (source, level, rank)
-    assert (seconds_of(line.stamp) if line.stamp else None) == at
+    at = seconds_of(line.stamp) if line.stamp else None
+    assert Stated(line.source, line.level, at, line.rank) == stated
 
 
 @pytest.mark.parametrize(
@@ -268,67 +269,51 @@ def test_texts_are_marked() -> None:
 # --- other programs ------------------------------------------------------------------------------
 
 
+OTHERS = {
+    "F1126 20:12:10.1 12 store.cc:88] Check failed: a < b (9 vs. 8)\n"
+    "*** Check failure stack trace: ***\n    @     0x7f3b2c0a9d1d  google::Fail()": (
+        ErrorKind.CPP,
+        "Check failed: a < b (9 vs. 8)",
+    ),
+    "terminate called after throwing an instance of 'c10::Error'\n"
+    "  what():  CUDA error: an illegal memory access was encountered\n"
+    "Exception raised from f at /a/b.cpp:43 (most recent call first):\n"
+    "frame #0: c10::Error::Error() + 0x57 (0x7f in /x/libc10.so)": (
+        ErrorKind.CPP,
+        "what():  CUDA error: an illegal memory access was encountered",
+    ),
+    "Fatal Python error: Segmentation fault": (ErrorKind.CPP, "Fatal Python error: Seg"),
+    "n1:10:20 [0] include/a.h:205 NCCL WARN Cuda failure 2 'x'": (
+        ErrorKind.NCCL,
+        "NCCL WARN Cuda failure 2 'x'",
+    ),
+    "50428e4af543:34610:36821 [4] ib_plugin.c:1673 NCCL WARN NET/IB: Got completion": (
+        ErrorKind.NCCL,
+        "ib_plugin.c:1673 NCCL WARN NET/IB: Got completion",
+    ),
+    "[9.123456] NVRM: Xid (PCI:0000:14:00): 79, GPU has fallen off": (
+        ErrorKind.NVRM,
+        "NVRM: Xid (P",
+    ),
+    "Nov 26 20:12:10 n1 kernel: Out of memory: Killed process 4 (python)": (
+        ErrorKind.KERNEL,
+        "kernel: Out of",
+    ),
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0": (
+        ErrorKind.SLURM,
+        "slurmstepd: e",
+    ),
+    "/x/train.sh: line 4: torchrunn: command not found": (ErrorKind.SHELL, "/x/train.sh: line 4"),
+    "bash: x: No such file or directory": (ErrorKind.SHELL, "bash: x: No such file"),
+    "api_server.py: error: unrecognized arguments: --x": (ErrorKind.SHELL, "api_server.py: err"),
+    "ERROR:root:no data": (ErrorKind.PLAIN, "no data"),
+    "Exception: no data": (ErrorKind.PYTHON, "Exception: no data"),
+    "AssertionError": (ErrorKind.PYTHON, "AssertionError"),
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "kind", "line"),
-    [
-        (
-            (
-                "F1126 20:12:10.1 12 store.cc:88] Check failed: a < b (9 vs. 8)\n"
-                "*** Check failure stack trace: ***\n    @     0x7f3b2c0a9d1d  google::Fail()"
-            ),
-            ErrorKind.CPP,
-            "Check failed: a < b (9 vs. 8)",
-        ),
-        (
-            (
-                "terminate called after throwing an instance of 'c10::Error'\n"
-                "  what():  CUDA error: an illegal memory access was encountered\n"
-                "Exception raised from f at /a/b.cpp:43 (most recent call first):\n"
-                "frame #0: c10::Error::Error() + 0x57 (0x7f in /x/libc10.so)"
-            ),
-            ErrorKind.CPP,
-            "what():  CUDA error: an illegal memory access was encountered",
-        ),
-        ("Fatal Python error: Segmentation fault", ErrorKind.CPP, "Fatal Python error: Seg"),
-        (
-            "n1:10:20 [0] include/a.h:205 NCCL WARN Cuda failure 2 'x'",
-            ErrorKind.NCCL,
-            "NCCL WARN Cuda failure 2 'x'",
-        ),
-        (
-            "[9.123456] NVRM: Xid (PCI:0000:14:00): 79, GPU has fallen off the bus.",
-            ErrorKind.NVRM,
-            "NVRM: Xid (PCI:0000:14:00): 79, GPU has fallen off the bus.",
-        ),
-        (
-            "Nov 26 20:12:10 n1 kernel: Out of memory: Killed process 4 (python)",
-            ErrorKind.KERNEL,
-            "kernel: Out of memory: Killed process 4 (python)",
-        ),
-        (
-            "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",
-            ErrorKind.SLURM,
-            "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",
-        ),
-        (
-            "/x/train.sh: line 4: torchrunn: command not found",
-            ErrorKind.SHELL,
-            "/x/train.sh: line 4: torchrunn: command not found",
-        ),
-        (
-            "bash: x: No such file or directory",
-            ErrorKind.SHELL,
-            "bash: x: No such file or directory",
-        ),
-        (
-            "api_server.py: error: unrecognized arguments: --x",
-            ErrorKind.SHELL,
-            "api_server.py: err",
-        ),
-        ("ERROR:root:no data", ErrorKind.PLAIN, "no data"),
-        ("Exception: no data", ErrorKind.PYTHON, "Exception: no data"),
-        ("AssertionError", ErrorKind.PYTHON, "AssertionError"),
-    ],
+    ("text", "kind", "line"), [(text, *error) for text, error in OTHERS.items()]
 )
 def test_errors_of_other_programs(text: str, kind: ErrorKind, line: str) -> None:
     """Each form is one error, whose stack belongs to it."""
@@ -377,36 +362,12 @@ def test_ordinary_lines_are_no_errors() -> None:
 _PIECES = st.sampled_from(
     [
         *TRACE.split("\n"),
-        *("ValueError: x", "During handling of the above exception, another exception occurred:"),
-        *(
-            "",
-            " ",
-            "    code",
-            "  + Exception Group Traceback (most recent call last):",
-            "  | x",
-            "}",
-        ),
-        *(
-            "(A pid=1) ",
-            "[rank3]: ",
-            "what():  x",
-            "terminate called after",
-            '{"level": "error"',
-            "\t",
-        ),
-        *(
-            "ray.exceptions.RayTaskError(RayTaskError(A)): ray::A.f() (pid=1, ip=::1)",
-            "Caused by: ",
-        ),
-        *(
-            "NCCL WARN x",
-            "step 3/40 x",
-            "[response]",
-            "```",
-            "Last error:",
-            "kernel: ",
-            "\x00\ufffd",
-        ),
+        *("", " ", "\t", "    code", "ValueError: x", "  | x", "}", "Caused by: ", "NCCL WARN x"),
+        *("(A pid=1) ", "[rank3]: ", "what():  x", "terminate called after", '{"level": "error"'),
+        *("step 3/40 x", "[response]", "```", "Last error:", "kernel: ", "\x00\ufffd"),
+        "During handling of the above exception, another exception occurred:",
+        "  + Exception Group Traceback (most recent call last):",
+        "ray.exceptions.RayTaskError(RayTaskError(A)): ray::A.f() (pid=1, ip=::1)",
     ]
 )
 
@@ -462,15 +423,6 @@ def test_hostile_lines_cost_little(lines: list[str]) -> None:
     assert all(len(one.error.text) < 10_000 for one in parsed.occurrences)
 
 
-def test_a_container_s_name_may_begin_with_a_digit() -> None:
-    """Docker names containers by hexadecimal numbers; NCCL puts that name before its lines."""
-    printed = "50428e4af543:34610:36821 [4] ib_plugin.c:1673 NCCL WARN NET/IB: Got completion"
-    errors = [found.error for found in parse_log([printed]).occurrences]
-    assert [(error.kind, error.line) for error in errors] == [
-        (ErrorKind.NCCL, "ib_plugin.c:1673 NCCL WARN NET/IB: Got completion")
-    ]
-
-
 def test_each_warning_among_a_pod_s_events_is_an_error() -> None:
     """Except those that Kubernetes overcomes by itself most of the time."""
     event = "  Warning  {}  73s   kubelet   Allocate failed due to rpc error"
@@ -479,19 +431,19 @@ def test_each_warning_among_a_pod_s_events_is_an_error() -> None:
         assert any(one.error.level >= LogLevel.ERROR for one in found) == is_error
 
 
-def test_a_reason_may_stand_below_an_empty_line() -> None:
+@pytest.mark.parametrize(
+    ("below", "message"),
+    [
+        (":\n\nno such device: mlx5_9\nnext", ":\nno such device: mlx5_9"),
+        ("\n\nReason: no such device\nnext", "\nReason: no such device"),
+        ("\n\nThe run goes on\nnext", ""),
+    ],
+    ids=["below a title", "called a reason", "another line"],
+)
+def test_a_reason_may_stand_below_an_empty_line(below: str, message: str) -> None:
     """Below a title, or where the line says that it is one."""
-    trace = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n'
-    titled = errors_of(
-        f"{trace}RuntimeError: cannot load the engine:\n\nno such device: mlx5_9\nnext"
-    )
-    assert titled[0].message.endswith("no such device: mlx5_9")
-    named = errors_of(
-        f"{trace}RuntimeError: cannot load the engine\n\nReason: no such device\nnext"
-    )
-    assert named[0].message == "cannot load the engine\nReason: no such device"
-    other = errors_of(f"{trace}RuntimeError: cannot load the engine\n\nThe run goes on\nnext")
-    assert other[0].message == "cannot load the engine"
+    (error,) = errors_of(f"{TRACE}RuntimeError: cannot load the engine{below}")
+    assert error.message == f"cannot load the engine{message}"
 
 
 def test_the_hub_s_own_words_stand_below_an_empty_line() -> None:

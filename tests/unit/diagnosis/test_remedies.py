@@ -20,6 +20,7 @@ from support.node_runs import made_run
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from agent.bridge.link import RayLink
@@ -27,13 +28,18 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> NodeRun:
+def run(tmp_path: Path) -> Iterator[NodeRun]:
     """Return a head's run whose folder lies in tmp_path."""
     environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET, "AGENT_REWARD": "builtin"}
     plan = plan_of(environ, command=["true"])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    return made_run(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    made = made_run(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    yield made
+    made.close()
 
 
 def outcome_of(run: NodeRun, kind: Kind, remedy: str = "") -> Outcome:
@@ -49,7 +55,6 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
     assert what_to_do.startswith("NVIDIA's driver is not there, does not run, or finds no GPU (")
     assert what_to_do.endswith("Its output is in job.log")
     assert SECRET not in what_to_do
-    run.close()
 
 
 def test_a_cause_of_another_node_explains_a_failed_job(run: NodeRun) -> None:
@@ -62,31 +67,37 @@ def test_a_cause_of_another_node_explains_a_failed_job(run: NodeRun) -> None:
 
     assert remedy(Kind.JOB_FAILED).startswith("a GPU ran out of memory on pod2. ")
     assert remedy(Kind.LOST) == ""
-    run.folder.file("job.log").write_text("Failed accept4: Too many open files\n")
+    run.folder.file("job.log").write_text(OPEN_FILES)
     assert remedy(Kind.JOB_FAILED).startswith("the limit of open")
-    run.close()
 
 
-def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
-    """Earlier lines in Ray's log explain a lost Ray, but not a job's own failure."""
-    run.folder.file("ray-start.log").write_text("Failed accept4: Too many open files\n")
-    assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
-    assert outcome_of(run, Kind.LOST).remedy.startswith("the limit of open")
-    run.close()
+OPEN_FILES = "Failed accept4: Too many open files\n"
+NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'\n"
+SERVICE_LOG = "reward-server.log"
+REMEDIES = {
+    "no log": ("job.log", "", Kind.UNAVAILABLE, ""),
+    "Ray's log for a job's own failure": ("ray-start.log", OPEN_FILES, Kind.JOB_FAILED, ""),
+    "Ray's log for a lost Ray": ("ray-start.log", OPEN_FILES, Kind.LOST, "the limit of open"),
+    "a success": ("job.log", OOM, Kind.DONE, ""),
+    "a stop": ("job.log", OOM, Kind.STOPPED, ""),
+    "a refusal": ("job.log", OOM, Kind.REFUSED, ""),
+    "a bug": ("job.log", OOM, Kind.BUG, ""),
+    "a service": (SERVICE_LOG, NO_MODULE, Kind.UNAVAILABLE, "the Python of reward server lacks"),
+    "the job": ("job.log", NO_MODULE, Kind.JOB_FAILED, "the job's Python lacks a module"),
+}
 
 
-@pytest.mark.parametrize("kind", [Kind.DONE, Kind.STOPPED, Kind.REFUSED, Kind.BUG])
-def test_other_ends_need_no_explanation(run: NodeRun, kind: Kind) -> None:
-    """A run that succeeded, or has its own reason, is left unchanged."""
-    run.folder.file("job.log").write_text("CUDA out of memory\n")
-    assert outcome_of(run, kind).remedy == ""
-    run.close()
-
-
-def test_no_logs_no_remedy(run: NodeRun) -> None:
-    """Without logs or a known line, the outcome stays unchanged."""
-    assert outcome_of(run, Kind.UNAVAILABLE, "Look there").remedy == "Look there"
-    run.close()
+@pytest.mark.parametrize(("log", "text", "kind", "start"), REMEDIES.values(), ids=REMEDIES)
+def test_a_log_explains_some_ends(
+    run: NodeRun, log: str, text: str, kind: Kind, start: str
+) -> None:
+    """Not a run that succeeded, or has its own reason; Ray's packages help the job alone."""
+    run.folder.file(log).write_text(text)
+    remedy = outcome_of(run, kind, "Look there").remedy
+    assert remedy.startswith(start)
+    assert remedy.endswith("Look there")
+    assert bool(start) == (remedy != "Look there")
+    assert ("AGENT_RUNTIME_ENV" in remedy) == start.startswith("the job's Python")
 
 
 def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +108,6 @@ def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPa
         f"the disk of {run.plan.facts.temp}, where Ray keeps its sessions, is "
     )
     assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
-    run.close()
 
 
 def test_the_log_of_a_dead_actor_is_read(run: NodeRun) -> None:
@@ -125,7 +135,6 @@ def test_the_log_of_a_dead_actor_is_read(run: NodeRun) -> None:
     ended, _ = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
     assert asked == [actor]
     assert ended.remedy.startswith("a process crashed in compiled code (SIGSEGV) on pod7. ")
-    run.close()
 
 
 def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
@@ -137,19 +146,17 @@ def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
     ended, _ = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
     assert ended.remedy.startswith("a GPU ran out of memory on pod7. ")
     assert "It shows in job.log:1: 'torch.OutOfMemoryError: CUDA out of memory." in ended.remedy
-    run.close()
 
 
 def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
     """Output of earlier attempts explains nothing."""
-    before = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    before = f"{OOM}\n"
     run.folder.file("job.log").write_text(f"{before}RuntimeError: shapes differ\n")
     run.output_begins = len(before)
     assert outcome_of(run, Kind.JOB_FAILED).remedy == (
         "Look at the first error, in job.log:2: 'RuntimeError: shapes differ':"
         " its cause is unknown to pod-agent"
     )
-    run.close()
 
 
 def test_only_what_follows_this_start_counts(run: NodeRun, tmp_path: Path) -> None:
@@ -192,7 +199,6 @@ def test_the_last_words_of_a_stopped_job_are_no_cause(run: NodeRun) -> None:
     known = anyio.run(diagnose_end, run, ended)
     assert known is not None
     assert known.key == "disk quota"
-    run.close()
 
 
 def test_what_was_named_live_explains_an_end_long_after_it(
@@ -200,15 +206,14 @@ def test_what_was_named_live_explains_an_end_long_after_it(
 ) -> None:
     """Its line lies before what is read of the output; steps since then take it back."""
     monkeypatch.setattr("agent.run.diagnose._JOB_TAIL", 32 << 10)
-    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    began = f"Traceback (most recent call last):\n{oom}\nJob 'raysubmit_1' failed".split("\n")
+    began = f"Traceback (most recent call last):\n{OOM}\nJob 'raysubmit_1' failed".split("\n")
     dump = [f"(E pid={number % 8}) block {number} of the cache" for number in range(4_000)]
     steps = [f"step:{number} - loss:0.3" for number in range(2)]
     watchdog = "[rank0]:[E1126 10:00:00.1 P:6] Watchdog caught collective operation timeout: W"
     failed = Outcome(Kind.JOB_FAILED, 1, "the job failed")
     cases = (
-        (began, dump, "GPU memory", oom),
-        (began[:2], dump, "GPU memory", oom),  # which was only seen
+        (began, dump, "GPU memory", OOM),
+        (began[:2], dump, "GPU memory", OOM),  # which was only seen
         ([began[0], "ValueError: 42"], dump, "", "ValueError: 42"),
         (began, [*dump, *steps], "", "Watchdog caught collective operation timeout: W"),
     )
@@ -221,20 +226,6 @@ def test_what_was_named_live_explains_an_end_long_after_it(
         found = anyio.run(diagnose_end, run, failed, elsewhere)
         assert found is not None
         assert (found.key, found.line) == (key, line)
-    run.close()
-
-
-def test_a_cause_of_a_service_is_about_its_python(run: NodeRun) -> None:
-    """Ray's packages of the job do not help it."""
-    service = run.plan.possible_services[0]
-    line = "ModuleNotFoundError: No module named 'nosuch'\n"
-    run.folder.file(service.log).write_text(line)
-    remedy = outcome_of(run, Kind.UNAVAILABLE).remedy
-    assert remedy.startswith(f"the Python of {service.name} lacks a module (nosuch). Install it")
-    assert "AGENT_RUNTIME_ENV" not in remedy
-    run.folder.file("job.log").write_text(line)
-    assert outcome_of(run, Kind.JOB_FAILED).remedy.startswith("the job's Python lacks a module")
-    run.close()
 
 
 def test_the_cause_for_the_next_attempt(run: NodeRun, tmp_path: Path) -> None:
@@ -250,7 +241,7 @@ def test_the_cause_for_the_next_attempt(run: NodeRun, tmp_path: Path) -> None:
     found = cause(quota)
     assert found is not None
     assert (found.key, found.node, found.is_permanent) == ("disk quota", "pod7", True)
-    memory = cause("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    memory = cause(f"{OOM}\n")
     assert memory is not None
     assert not memory.is_permanent
     assert cause("RuntimeError: shapes differ\n") is None
@@ -258,7 +249,6 @@ def test_the_cause_for_the_next_attempt(run: NodeRun, tmp_path: Path) -> None:
     assert (
         cause("NCCL WARN socketStartConnect: Connect to 10.0.0.7<1> failed : timed out\n") is None
     )
-    run.close()
 
 
 def test_packages_that_do_not_fit_are_the_first_suspect(run: NodeRun) -> None:
@@ -275,4 +265,3 @@ def test_packages_that_do_not_fit_are_the_first_suspect(run: NodeRun) -> None:
     )
     run.folder.file("job.log").write_text("OSError: [Errno 122] Disk quota exceeded\n")
     assert "suspect" not in outcome_of(run, Kind.JOB_FAILED).remedy
-    run.close()

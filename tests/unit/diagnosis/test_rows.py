@@ -14,7 +14,7 @@ from agent.diagnosis import rows
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
 from agent.diagnosis.find_cause import Diagnosis
 from agent.diagnosis.frame_text import frame_text
-from agent.diagnosis.rows import Again, Case, Row, Weight, Words, short_name, table
+from agent.diagnosis.rows import Again, Case, Row, Words, short_name, table
 from agent.frameworks import framework_named
 
 LABELS = Path(__file__).parents[2] / "causes" / "labels.toml"
@@ -22,54 +22,41 @@ CAUSES = [row for row in table().values() if row.kind == "cause"]
 SIGNAL = "signal only works in main thread of the main interpreter"
 
 
-def python_error(
-    type_: str, message: str, *frames: TracebackFrame, level: LogLevel = LogLevel.ERROR
-) -> ParsedError:
+def python_error(type_: str, message: str, *frames: TracebackFrame) -> ParsedError:
     """Return an exception as the parser gives it."""
     line = f"{type_}: {message}"
-    return ParsedError(ErrorKind.PYTHON, line, type_, message, frames, level=level)
+    return ParsedError(ErrorKind.PYTHON, line, type_, message, frames)
 
 
-def test_a_type_has_a_name_and_a_module() -> None:
-    """Both are parts of what is printed."""
-    error = python_error("torch.OutOfMemoryError", "CUDA out of memory")
-    assert (error.module, error.name) == ("torch", "OutOfMemoryError")
-    assert (python_error("ValueError", "x").module, python_error("ValueError", "x").name) == (
-        "",
-        "ValueError",
-    )
+SAID = python_error("ValueError", "x")
+SAYS = Words(example="ValueError: x", text="ValueError: x")
+MEMORY = Words(example="torch.OutOfMemoryError: x", type="OutOfMemoryError")
+DATASET = Words(example="KeyError: 'x'", type="KeyError", near="rl_dataset")
+VERIFIER = Words(example="KeyError: 'x'", type="KeyError", near="verifier")
+IN_DATASET = TracebackFrame("/x/verl/utils/dataset/rl_dataset.py", 9, "_build_messages")
+IN_LIBRARY = python_error(
+    "KeyError", "'x'", TracebackFrame("/x/site-packages/urllib3/connection.py", 9, "request")
+)
+IN_JOB = python_error("KeyError", "'x'", TracebackFrame("/w/train.py", 3, "upload"))
+BEFORE = ("asking the verifier failed", "a", "b", "c")
+MATCHES = {
+    "a type with its module": (MEMORY, python_error("torch.OutOfMemoryError", "x"), True),
+    "a type without it": (MEMORY, python_error("OutOfMemoryError", "x"), True),
+    "a part of a type": (MEMORY, python_error("MyOutOfMemoryError", "x"), False),
+    "a warning": (SAYS, replace(SAID, level=LogLevel.WARNING), False),
+    "words of a warning": (replace(SAYS, mild=True), replace(SAID, level=LogLevel.WARNING), True),
+    "a frame near it": (DATASET, python_error("KeyError", "'x'", IN_DATASET), True),
+    "no frame near it": (DATASET, python_error("KeyError", "'x'"), False),
+    "lines before a library's": (VERIFIER, replace(IN_LIBRARY, before=BEFORE), True),
+    "lines before the job's own code": (VERIFIER, replace(IN_JOB, before=BEFORE), False),
+    "a line long before": (VERIFIER, replace(IN_LIBRARY, before=(*BEFORE, "d")), False),
+}
 
 
-def test_a_condition_on_the_type_is_exact() -> None:
-    """With or without the module, but no part of a name."""
-    words = Words(example="torch.OutOfMemoryError: x", type="OutOfMemoryError")
-    assert words.match_error(python_error("torch.OutOfMemoryError", "x"))
-    assert words.match_error(python_error("OutOfMemoryError", "x"))
-    assert not words.match_error(python_error("MyOutOfMemoryError", "x"))
-
-
-def test_a_warning_is_no_error() -> None:
-    """Only words that say so match it."""
-    words = Words(example="ValueError: x", text="ValueError: x")
-    warning = python_error("ValueError", "x", level=LogLevel.WARNING)
-    assert not words.match_error(warning)
-    assert Words(example="ValueError: x", text="ValueError: x", mild=True).match_error(warning)
-
-
-def test_frames_are_searched_near_an_error() -> None:
-    """They show which part of a program fails."""
-    words = Words(example="KeyError: 'x'", type="KeyError", near="rl_dataset")
-    frame = TracebackFrame("/x/verl/utils/dataset/rl_dataset.py", 9, "_build_messages")
-    assert words.match_error(python_error("KeyError", "'x'", frame))
-    assert not words.match_error(python_error("KeyError", "'x'"))
-
-
-def test_causes_are_found_in_a_chain_from_the_innermost() -> None:
-    """What an error wraps comes before it."""
-    inner = python_error("ValueError", "inner")
-    middle = ParsedError(ErrorKind.PYTHON, "OSError: middle", "OSError", "middle", cause=inner)
-    outer = ParsedError(ErrorKind.PYTHON, "E: outer", "E", "outer", cause=middle)
-    assert [error.message for error in outer.chain()] == ["inner", "middle", "outer"]
+@pytest.mark.parametrize(("words", "error", "is_match"), MATCHES.values(), ids=MATCHES)
+def test_words_match_an_error(words: Words, error: ParsedError, *, is_match: bool) -> None:
+    """By its exact type, its level, its frames, and the lines before where only a library shows."""
+    assert words.match_error(error) == is_match
 
 
 def test_the_place_is_no_frame_of_python_itself() -> None:
@@ -130,23 +117,11 @@ def test_each_key_is_of_one_row() -> None:
     assert [key for key, count in Counter(keys).items() if count > 1] == []
 
 
-def test_lines_before_count_where_only_a_library_shows() -> None:
-    """They may show who uses it; frames of the job's own code show that better."""
-    words = Words(example="KeyError: 'x'", type="KeyError", near="verifier")
-    library = TracebackFrame("/x/site-packages/urllib3/connection.py", 9, "request")
-    own = TracebackFrame("/w/train.py", 3, "upload")
-    before = ("asking the verifier failed", "a", "b", "c")
-    assert words.match_error(replace(python_error("KeyError", "'x'", library), before=before))
-    assert not words.match_error(replace(python_error("KeyError", "'x'", own), before=before))
-    longer = (*before, "d")
-    assert not words.match_error(replace(python_error("KeyError", "'x'", library), before=longer))
-
-
 # --- the table -----------------------------------------------------------------------------------
 
 
 def test_each_row_is_whole() -> None:
-    """A row has words, a source, and sentences whose names the expression gives."""
+    """A row has words, a source, and sentences that hide what an expression could not read."""
     text = LABELS.read_text(encoding="utf-8")
     labels = {*re.findall(r'^label = "(\w+)"$', text, re.MULTILINE)}
     for row in table().values():
@@ -157,6 +132,11 @@ def test_each_row_is_whole() -> None:
         assert "{" not in cause_, row.key
         assert "{" not in do.replace("{reward_url}", ""), row.key
         assert not cause_.endswith("."), row.key
+        for words in row.words:
+            cause, remedy = row.filled(words.example)
+            assert "(?)" not in cause, words.example
+            assert "None of" not in cause, words.example
+            assert "{" not in remedy.replace("{reward_url}", ""), words.example
 
 
 def test_the_advice_to_retry_agrees_with_the_labels() -> None:
@@ -169,35 +149,6 @@ def test_the_advice_to_retry_agrees_with_the_labels() -> None:
                 again[row.labels[0]], "either"
             ), row.key
     assert {row.again for row in CAUSES} == set(Again)
-
-
-def test_weights_are_in_order() -> None:
-    """What explains most is the greatest."""
-    assert max(Weight) is Weight.ROOT
-    assert min(Weight) is Weight.LAST
-
-
-def test_no_sentence_shows_what_could_not_be_read() -> None:
-    """Of each example, the sentence has all names, or leaves their parentheses out."""
-    for row in table().values():
-        for words in row.words:
-            cause, remedy = row.filled(words.example)
-            assert "(?)" not in cause, words.example
-            assert "None of" not in cause, words.example
-            assert "{" not in remedy.replace("{reward_url}", ""), words.example
-
-
-LONGEST_SENTENCE = 205  # with the log's name, the node and the rank it has 240 characters at most
-
-
-def test_each_row_fits_into_a_sentence() -> None:
-    """What happened and what to do stand before the quoted line, in at most 240 characters."""
-    long = [
-        (row.key, len(row.cause) + len(row.what_to_do) + 2)
-        for row in table().values()
-        if len(row.cause) + len(row.what_to_do) + 2 > LONGEST_SENTENCE
-    ]
-    assert long == []
 
 
 @pytest.mark.parametrize(
