@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -20,22 +20,18 @@ from agent.port.protocol import WorkerStats
 from agent.port.status_model import WarningStatus
 from agent.record import job_lines
 from agent.record.job_lines import JobLines, KnownLines
-from agent.record.run_folder import RunFolder
-from agent.run.head_server import RunStatus
 from agent.run.node_run import NodeStats
 from agent.settings.redact import MASK, Redactor
+from support.fake_runs import status_of
 from support.heads import NOTHING_DURABLE, goal, reported
 from support.known_lines import find_known_lines
-from support.node_runs import made_run
 from support.statuses import A_HEAD
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from agent.decisions.shared import Known
-    from agent.run.run_store import RunStore
 
 SIGNS = {sign_of(words.text) for row in table().values() for words in row.words}
 """Texts of the table itself, as a source for hypothesis."""
@@ -279,25 +275,10 @@ def test_pieces_of_the_output_do_not_matter(said: list[tuple[str, str]]) -> None
     assert len(said) == 2
 
 
-class Keeper:
-    """The record of a run without earlier agents."""
-
-    def record_nodes(self, _nodes: object) -> None:
-        """Ignore the call."""
-
-    def former_meter(self, _now: float) -> None:
-        """Return no meter."""
-
-    def measure(self, **_: object) -> None:
-        """Ignore the call."""
-
-
-def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
+def test_what_is_known_is_a_warning_of_the_status() -> None:
     """It is among those that only clients with credentials see."""
-    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
-    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal(), NOTHING_DURABLE)
-    watched = RunStatus(run, cast("RunStore", Keeper()), lambda: state)
+    watched = status_of(state, plan_of({}), get_state=lambda: state)
     watched.job_lines.write(f"{FILES}\n{ENDED}\n".encode(), lambda _pause: False)
     warnings = watched.with_private(A_HEAD).warnings
     assert isinstance(warnings, tuple)
@@ -314,4 +295,3 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     watched.apply_event(reported(2))  # of ranks that have ended
     assert watched.with_private(A_HEAD).warnings == warnings
     assert diagnose_logs(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
-    run.close()
