@@ -15,7 +15,7 @@ from agent.diagnosis.find_cause import weighed
 from agent.diagnosis.searched_log import Log
 from agent.plan.plan import JOB_LOG, log_root
 from agent.record.files import read_end_from
-from agent.record.run_folder import choose_newest_run, newest_run, node_folders
+from agent.record.run_search import choose_newest_run, newest_run, node_folders
 from agent.record.summary import explain
 from agent.settings.redact import redactor_for
 

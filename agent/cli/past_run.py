@@ -11,7 +11,7 @@ from agent.base.text import escaped, first_names
 from agent.cli.printing import warn
 from agent.cli.running_head import HEAD, reader_settings
 from agent.plan.plan import log_files, log_root
-from agent.record import run_folder
+from agent.record import outcome_file, run_search
 from agent.record.files import NoRecord, read_end, read_small
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
     """
     root = log_root(reader_settings(environ))
     why = f"no head's agent answers: {no_head}"
-    chosen = run_folder.choose_newest_run(root)
+    chosen = run_search.choose_newest_run(root)
     warn_left_out(root, chosen)
     if chosen.run is None:
         raise UnavailableError(f"{why}; {no_run_in(root, chosen)}")
@@ -38,7 +38,7 @@ def newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
     return [*chosen.nodes]
 
 
-def warn_left_out(root: Path, chosen: run_folder.ChosenFolder) -> None:
+def warn_left_out(root: Path, chosen: run_search.ChosenFolder) -> None:
     """Warn of the runs that were not chosen, since other users made them."""
     if not chosen.left_out:
         return
@@ -49,7 +49,7 @@ def warn_left_out(root: Path, chosen: run_folder.ChosenFolder) -> None:
     warn(f"{escaped(names)} in {root} {why}; `pod-agent explain FOLDER` reads any that you name")
 
 
-def no_run_in(root: Path, chosen: run_folder.ChosenFolder) -> str:
+def no_run_in(root: Path, chosen: run_search.ChosenFolder) -> str:
     """Return that no run was found in AGENT_LOG_DIR."""
     whose = " of this user" if chosen.left_out else ""
     return f"{root} (AGENT_LOG_DIR) holds no run{whose}"
@@ -58,8 +58,8 @@ def no_run_in(root: Path, chosen: run_folder.ChosenFolder) -> str:
 def past_status(head: Path, *, as_json: bool) -> str:
     """Return how a run ended, by the outcome in the folder of its head, else of a node."""
     run = head.parent
-    file = run_folder.OUTCOME_FILE
-    outcome = run_folder.read_outcome(head)
+    file = outcome_file.OUTCOME_FILE
+    outcome = outcome_file.read_outcome(head)
 
     # An outcome that cannot be read is none that was not written.
     if isinstance(outcome, NoRecord) and not outcome.is_missing:
@@ -72,7 +72,7 @@ def past_status(head: Path, *, as_json: bool) -> str:
         return json.dumps({**source, "is_over": is_over, "outcome": data})
 
     if isinstance(outcome, NoRecord):
-        return f"run {run.name}: {run_folder.why_no_outcome(head)}"
+        return f"run {run.name}: {run_search.why_no_outcome(head)}"
     end = f"{outcome.headline} (exit code {outcome.exit_code})"
     more = f"`pod-agent explain {run}` shows what took long"
     lines = (f"run {run.name} is over: {end}", outcome.remedy, more)

@@ -17,7 +17,7 @@ from agent.cli.http_request import ask
 from agent.plan.plan import log_root
 from agent.platforms.resolve import port_base
 from agent.port.status_model import HeadAddress, JudgedStatus
-from agent.record import run_folder
+from agent.record import run_keys
 from agent.settings import load
 from agent.settings.model import SECRET_FILE_VARIABLES
 
@@ -82,7 +82,7 @@ class RunningHead(NamedTuple):
         token = self.settings.ray_auth_token
         if token is not None:
             return token.reveal()
-        return run_folder.newest_key(log_root(self.settings), self.agent.run_id)
+        return run_keys.newest_key(log_root(self.settings), self.agent.run_id)
 
     def ask(
         self, path: str, kind: type[T], *, post: bool = False, clean: Callable[[str], str] = str

@@ -46,7 +46,7 @@ from agent.job.services import JudgeCost, Latency
 from agent.node.facts import MIB
 from agent.node.figures import MachineFigures
 from agent.port.protocol import NodeValues
-from agent.record.run_folder import OutageRecord, ShortageRecord
+from agent.record.outcome_file import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 
 if TYPE_CHECKING:

@@ -43,17 +43,10 @@ from agent.record.events import (
     read_events,
 )
 from agent.record.files import NoRecord, seconds_of
-from agent.record.run_folder import (
-    OUTCOME_FILE,
-    agent_runs,
-    newest_run,
-    node_folders,
-    read_outcome,
-    read_receipt,
-    stacks_file,
-    why_no_outcome,
-)
+from agent.record.outcome_file import OUTCOME_FILE, read_outcome, read_receipt
+from agent.record.run_folder import stacks_file
 from agent.record.run_record import RUN_FILE, RunRecord, outcomes_of
+from agent.record.run_search import agent_runs, newest_run, node_folders, why_no_outcome
 from agent.record.series_file import SERIES_FILE, read_steps
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from agent.job.checkpoints import newest_complete, resumes_from, step_of
 from agent.plan.page_address import how_to_fetch
 from agent.port.status_model import CheckpointStatus
 from agent.record.background import in_thread
+from agent.record.checkpoint_folder import read_checkpoints
 from agent.record.log import say
-from agent.record.run_folder import read_checkpoints
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome

@@ -34,7 +34,7 @@ from agent.record.background import in_thread, run_within
 from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
-from agent.record.run_folder import OUTCOME_FILE, facts_of, outcome_text, write_outcome
+from agent.record.outcome_file import OUTCOME_FILE, facts_of, outcome_text, write_outcome
 from agent.run.effects import REAL
 from agent.run.restarts import Container, Restarts, hold_by_setting, settings_digest
 from agent.settings.load import settings_for_end

@@ -26,7 +26,7 @@ from agent.decisions.shared import QuestionKind
 from agent.plan.plan import AGENT_LOG, JOB_LOG
 from agent.plan.show import render
 from agent.port.status_model import Reader
-from agent.record import bundle, events, node_record, run_folder, run_record
+from agent.record import bundle, events, node_record, outcome_file, run_record
 from agent.record.background import in_thread, run_within
 from agent.record.bundle import BundlePart
 from agent.record.event_filter import without_addresses
@@ -115,7 +115,7 @@ def write_bundle(
     scope = "this node" if workers is None else "all nodes"
     hint = f"The logs of {scope} are in {path}"
     hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
-    text = run_folder.outcome_text(hinted, run.facts, path.name)
+    text = outcome_file.outcome_text(hinted, run.facts, path.name)
 
     # The most important parts come first: the time or the size may not allow all.
     def parts() -> Iterator[BundlePart]:
@@ -123,7 +123,7 @@ def write_bundle(
         folder = run.folder.path
         most = _MOST_OF_MAIN_LOG
         yield BundlePart(_CAUSE_FILE, page)
-        yield BundlePart(run_folder.OUTCOME_FILE, text)
+        yield BundlePart(outcome_file.OUTCOME_FILE, text)
         yield BundlePart("plan.txt", render(run.plan, run.redactor))
         facts = _facts(run.plan.facts, run.redactor.clean)
         yield BundlePart(f"{node}/facts.json", facts)

@@ -22,7 +22,7 @@ from agent.job.front_protocol import CONTROL_PATH, FrontOrder, FrontStatus
 from agent.job.services import control_port
 from agent.processes.probing import send_request
 from agent.record.background import in_thread
-from agent.record.run_folder import front_key
+from agent.record.run_keys import front_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -43,7 +43,7 @@ from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
 from agent.processes import driver
 from agent.processes.waiting import NotYet, until
-from agent.record import run_folder
+from agent.record import checkpoint_folder
 from agent.record.background import in_thread
 from agent.record.files import safe_name
 from agent.record.log import say
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from agent.job.job import Job, RecipeJob
     from agent.job.services import Placeholders
     from agent.plan.plan import Plan
-    from agent.record.run_folder import CheckpointFiles
+    from agent.record.checkpoint_folder import CheckpointFiles
     from agent.run.executor import OnProgress
     from agent.run.node_run import NodeRun
 
@@ -75,7 +75,7 @@ async def find_progress(run: NodeRun, attempt: int, last_step: int | None) -> Pr
     made = ProgressKnown(attempt, last_step=last_step)
     if job is None or not job.checkpoints:
         return made
-    read = partial(run_folder.read_checkpoints, job.checkpoints)
+    read = partial(checkpoint_folder.read_checkpoints, job.checkpoints)
     contents = await in_thread(read, times.CHECKPOINT_LISTING)
     if contents is None:
         return made
@@ -132,7 +132,7 @@ async def save_job(run: NodeRun, _name: str, want: Want, progress: OnProgress) -
             return None
         folder = plan.job.checkpoints
         framework = plan.job.framework
-        read = partial(run_folder.read_newest_files, folder, framework)
+        read = partial(checkpoint_folder.read_newest_files, folder, framework)
         return await in_thread(read, times.CHECKPOINT_LISTING)
 
     before = await read_newest()
@@ -322,7 +322,7 @@ class SubmissionMaker:
         # Which settings do the checkpoints keep?
         contents: checkpoints.FolderContents | None = None
         if framework and self._writes_first:
-            read = partial(run_folder.read_checkpoints, job.checkpoints)
+            read = partial(checkpoint_folder.read_checkpoints, job.checkpoints)
             contents = await in_thread(read, times.IDLE_DISK)
             kept = {} if contents is None else checkpoints.kept_settings(contents, framework)
             self._basis = replace(self._basis, kept=kept)
@@ -367,7 +367,9 @@ class SubmissionMaker:
             return self._refused(refused(why=why))
 
         # Mark the folder as this job's.
-        fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
+        fault = await in_thread(
+            partial(checkpoint_folder.write_mark, folder, ours), times.IDLE_DISK
+        )
         if fault != "":
             return refused(why=no_place.format(fault or "it does not answer"))
 

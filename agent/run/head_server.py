@@ -53,7 +53,8 @@ from agent.record.background import in_thread
 from agent.record.events import GoodbyeReceived
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
-from agent.record.run_folder import OutageRecord, ShortageRecord, new_key, write_key
+from agent.record.outcome_file import OutageRecord, ShortageRecord
+from agent.record.run_keys import new_key, write_key
 from agent.record.run_record import outcomes_of, proof_of
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch

@@ -45,7 +45,7 @@ from agent.record.events import (
 )
 from agent.record.log import disk_alarm, draw, say
 from agent.record.node_record import NODE_FILE
-from agent.record.run_folder import NO_FACTS, facts_of, outcome_text, write_outcome
+from agent.record.outcome_file import NO_FACTS, facts_of, outcome_text, write_outcome
 from agent.run.cache_keeper import CacheKeeper
 from agent.run.effects import REAL
 from agent.run.gpu_memory import GpuMemory
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from agent.processes.process import Child
     from agent.processes.waiting import Inbox
     from agent.record.job_lines import JobLines
-    from agent.record.run_folder import RunFacts, RunFolder
+    from agent.record.outcome_file import RunFacts
+    from agent.record.run_folder import RunFolder
     from agent.run.effects import Effects
     from agent.run.notify import Notifier
     from agent.run.restarts import Container

@@ -55,9 +55,10 @@ from agent.platforms.resolve import Topology, detect_platform, resolve
 from agent.processes import parent
 from agent.processes.resolving import lookup_briefly
 from agent.record.background import run_within
+from agent.record.checkpoint_folder import read_checkpoints
 from agent.record.files import safe_name
 from agent.record.log_dir import why_refused
-from agent.record.run_folder import NO_HEAD, read_checkpoints
+from agent.record.run_folder import NO_HEAD
 from agent.run.make_ready import with_own_address
 from agent.run.model_shape import read_shape
 from agent.run.plan_files import read_runtime_env, read_services

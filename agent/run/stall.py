@@ -34,8 +34,9 @@ from agent.job.job import prints_steps
 from agent.port.protocol import BUSY, STACKS
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread
+from agent.record.checkpoint_folder import read_newest_files
 from agent.record.log import say
-from agent.record.run_folder import read_newest_files, stacks_file
+from agent.record.run_folder import stacks_file
 from agent.run.examine import JobExaminer, NodeExaminer
 from agent.run.head_server import request_log
 from agent.settings.jobs import on_stall
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from agent.node.figures import GpuFigures
     from agent.plan.plan import Plan
     from agent.port.reports import Reports
-    from agent.record.run_folder import CheckpointFiles
+    from agent.record.checkpoint_folder import CheckpointFiles
     from agent.run.diagnose import Elsewhere
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun

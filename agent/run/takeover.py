@@ -35,7 +35,7 @@ from agent.record.node_record import (
     running_processes,
     why_unreadable,
 )
-from agent.record.run_folder import OUTCOME_FILE, read_outcome
+from agent.record.outcome_file import OUTCOME_FILE, read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.run.effects import REAL
 

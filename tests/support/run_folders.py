@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from agent.base.ends import Kind, Outcome
 from agent.decisions.durable import Durable
 from agent.record.node_record import Moment
-from agent.record.run_folder import RunFolder, outcome_text, write_outcome
+from agent.record.outcome_file import outcome_text, write_outcome
+from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.worlds import SECRET
 

@@ -16,7 +16,7 @@ from agent.job.series import Series
 from agent.port.node_network import bind
 from agent.port.server import AgentServer, Control
 from agent.port.status_model import FindingsStatus, LogPart, NodesFinding
-from agent.record import run_folder
+from agent.record import run_keys
 from support.statuses import A_HEAD
 
 if TYPE_CHECKING:
@@ -176,4 +176,4 @@ def leave_key(root: Path, key: str, run_id: str = "run-1") -> None:
     folder.mkdir(parents=True)
     (root / "latest").unlink(missing_ok=True)
     (root / "latest").symlink_to(run_id)
-    (folder / run_folder.KEY_FILE).write_text(key)
+    (folder / run_keys.KEY_FILE).write_text(key)

@@ -40,7 +40,7 @@ from agent.port.status_model import (
     WhatRunsStatus,
 )
 from agent.record.job_lines import JobLines
-from agent.record.run_folder import OutageRecord, ShortageRecord
+from agent.record.outcome_file import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 from tools.page.runs import EVIL, MACHINE, service
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.decisions.head.head_state import Ask
 from agent.decisions.shared import HERE, Publish
 from agent.record.memory import RecordMemory
-from agent.record.run_folder import OUTCOME_FILE
+from agent.record.outcome_file import OUTCOME_FILE
 from agent.run import main
 from agent.run.end import agent_error_in, close_records, end_failed_role
 from agent.run.restarts import Container

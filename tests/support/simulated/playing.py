@@ -107,8 +107,8 @@ BY_NAME: dict[str, object] = {
     "agent.record.background.start_thread": disks.start_thread,
     # files
     **{
-        f"agent.{name}.write_atomically": disks.write_atomically
-        for name in ("record.files", "record.run_folder")
+        f"agent.record.{name}.write_atomically": disks.write_atomically
+        for name in ("files", "outcome_file", "checkpoint_folder", "run_keys")
     },
     **{
         f"agent.{name}.record_memory": disks.MachineMemory()

@@ -18,7 +18,7 @@ from agent.decisions.shared import HERE, StopAsked, Tick
 from agent.decisions.stall import Stalled
 from agent.decisions.worker import worker_state as w
 from agent.record.files import NoRecord
-from agent.record.run_folder import read_outcome
+from agent.record.outcome_file import read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.heads import job_report
 from support.simulated.rays import Job

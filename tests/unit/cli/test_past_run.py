@@ -15,7 +15,8 @@ from agent.base import ends
 from agent.cli.command_line import main
 from agent.port.log_filter import LogFilter, time_since
 from agent.record.events import EVENTS_FILE, Began, Ended, EventRecorder
-from agent.record.run_folder import newest_run, node_folders, outcome_text, write_outcome
+from agent.record.outcome_file import outcome_text, write_outcome
+from agent.record.run_search import newest_run, node_folders
 from support.run_folders import leave_run
 from support.worlds import SECRET
 

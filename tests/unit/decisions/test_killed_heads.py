@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
-from agent.record.run_folder import OUTCOME_FILE
+from agent.record.outcome_file import OUTCOME_FILE
 from support.simulated.playing import in_a_world, play
 from support.simulated.setups import GIVEN, RAY, setup_of
 

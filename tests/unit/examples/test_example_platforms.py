@@ -17,7 +17,7 @@ from agent.base.ends import Kind, Outcome
 from agent.job.services import Placeholders
 from agent.job.services_file import parse
 from agent.processes.probing import ReadinessProbe
-from agent.record.run_folder import RunFacts, outcome_text
+from agent.record.outcome_file import RunFacts, outcome_text
 from agent.record.run_record import AttemptOutcome
 from agent.settings import load
 from support.example_table import IN_THE_CONTAINER, make_pods, runtime_template

@@ -30,7 +30,7 @@ from agent.job.checkpoints import (
 from agent.node.facts import Mount
 from agent.node.read import mount_of, why_no_folder
 from agent.plan.show import commands_of, summary
-from agent.record.run_folder import read_checkpoints, write_mark
+from agent.record.checkpoint_folder import read_checkpoints, write_mark
 from agent.run.plan_input import plan_from_environment, with_checkpoints
 from support.worlds import settings_of
 

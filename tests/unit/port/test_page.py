@@ -36,7 +36,7 @@ from agent.port.status_model import (
     WhatRunsStatus,
     WorkerStatus,
 )
-from agent.record.run_folder import OutageRecord, ShortageRecord
+from agent.record.outcome_file import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 from support.fake_runs import status_of
 from support.groups import UP, a_goal, left, says

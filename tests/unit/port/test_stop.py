@@ -10,7 +10,7 @@ import pytest
 from agent.base.errors import SettingsError, UnavailableError
 from agent.cli import stop_verb
 from agent.cli.http_request import ask
-from agent.record import run_folder
+from agent.record import run_keys
 from support.free_ports import free_port
 from support.served import KEY, a_head, environ_of, leave_key
 from support.worlds import SECRET
@@ -86,10 +86,10 @@ def test_only_the_user_can_read_the_key(tmp_path: Path) -> None:
     folder = tmp_path / "run-1" / "pod0"
     folder.mkdir(parents=True)
     (tmp_path / "latest").symlink_to("run-1")
-    (folder / run_folder.KEY_FILE).write_text("old")
-    key = run_folder.new_key()
-    assert run_folder.write_key(folder, key)
-    assert run_folder.newest_key(tmp_path) == key
-    assert stat.S_IMODE((folder / run_folder.KEY_FILE).stat().st_mode) == 0o600
+    (folder / run_keys.KEY_FILE).write_text("old")
+    key = run_keys.new_key()
+    assert run_keys.write_key(folder, key)
+    assert run_keys.newest_key(tmp_path) == key
+    assert stat.S_IMODE((folder / run_keys.KEY_FILE).stat().st_mode) == 0o600
     # Only verbs without a token are refused where it cannot be written.
-    assert not run_folder.write_key(tmp_path / "nowhere", key)
+    assert not run_keys.write_key(tmp_path / "nowhere", key)

@@ -24,7 +24,8 @@ from agent.decisions.shared import JOB, ItemReport, ItemsReported, JobItem, Shor
 from agent.decisions.stall import Stalled
 from agent.record import events as e
 from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
-from agent.record.run_folder import RunFacts, RunFolder, outcome_text, write_outcome
+from agent.record.outcome_file import RunFacts, outcome_text, write_outcome
+from agent.record.run_folder import RunFolder
 from agent.record.run_record import Measured, RunRecord, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain

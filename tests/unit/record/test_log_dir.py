@@ -11,19 +11,13 @@ from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.record import run_folder, run_record
 from agent.record.bundle import BundlePart, make
+from agent.record.checkpoint_folder import read_checkpoints
 from agent.record.files import FileLock, appending, read_small, write_atomically
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir, why_refused
 from agent.record.node_record import folder_of
-from agent.record.run_folder import (
-    ChosenFolder,
-    RunFolder,
-    choose_newest_run,
-    new_key,
-    newest_key,
-    newest_run,
-    read_checkpoints,
-    write_key,
-)
+from agent.record.run_folder import RunFolder
+from agent.record.run_keys import new_key, newest_key, write_key
+from agent.record.run_search import ChosenFolder, choose_newest_run, newest_run
 from agent.run.restarts import PastEnd
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from agent.record import run_folder
 from agent.record.files import appending
 from agent.record.log_dir import log_dir
 from agent.record.node_record import NodeRecord
-from agent.record.run_folder import RunFolder, outcome_text, write_outcome
+from agent.record.outcome_file import outcome_text, write_outcome
+from agent.record.run_folder import RunFolder
 from support.run_folders import run_folder_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from agent.decisions.shared import HERE, Outage
 from agent.frameworks.recipe import JobBasis, ModelShape
 from agent.record.files import LockHolder, NoRecord
 from agent.record.node_record import Moment, own_record, process_of
-from agent.record.run_folder import facts_of
+from agent.record.outcome_file import facts_of
 from agent.record.run_record import (
     RUN_FILE,
     ChosenRun,

@@ -26,7 +26,7 @@ from agent.job.services import Placeholders
 from agent.node.facts import Facts, Framework, Mount
 from agent.node.read import is_unreadable
 from agent.platforms.resolve import resolve
-from agent.record.run_folder import write_mark
+from agent.record.checkpoint_folder import write_mark
 from agent.run.head_job import Submission, SubmissionMaker, read_basis
 from agent.run.plan_input import add_job_facts
 from agent.settings import load

@@ -16,19 +16,19 @@ from agent.base.errors import PreflightError, Problem, SettingsError, Unavailabl
 from agent.decisions.attempts import JobReport, verdict_of
 from agent.decisions.shared import Shortage
 from agent.plan.plan import stop_budget
-from agent.record import node_record, run_folder
+from agent.record import node_record, outcome_file
 from agent.record.background import DiskAlarm
 from agent.record.files import NoRecord
 from agent.record.node_record import folder_of
-from agent.record.run_folder import (
+from agent.record.outcome_file import (
     OutageRecord,
     RunFacts,
-    RunFolder,
     ShortageRecord,
     outcome_text,
     read_outcome,
     write_outcome,
 )
+from agent.record.run_folder import RunFolder
 from agent.record.run_record import AttemptOutcome
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def test_an_outcome_that_cannot_be_written_is_logged(
     """A missing folder changes no outcome: it is a warning."""
     said: list[str] = []
     word = DiskAlarm(lambda sentence, _level: said.append(sentence))
-    monkeypatch.setattr(run_folder, "disk_alarm", word)
+    monkeypatch.setattr(outcome_file, "disk_alarm", word)
     error = write_outcome(tmp_path / "gone", outcome_text(Outcome(Kind.DONE, 0, "done")))
     assert isinstance(error, FileNotFoundError)
     (line,) = said

@@ -23,7 +23,7 @@ from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.log_dir import RefusedPathError, log_dir
 from agent.record.node_record import NODE_FILE, own_record
-from agent.record.run_folder import OUTCOME_FILE, outcome_text, write_outcome
+from agent.record.outcome_file import OUTCOME_FILE, outcome_text, write_outcome
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
 from agent.run.effects import REAL
 from agent.run.end import end_of_killed

@@ -17,7 +17,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.shared import Answered
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.port.status import status_lines
-from agent.record.run_folder import RunFacts, outcome_text
+from agent.record.outcome_file import RunFacts, outcome_text
 from agent.record.run_record import ChosenRun
 from agent.run.run_store import RunStore
 from agent.settings.load import load
