@@ -52,6 +52,7 @@ _WORST_FIRST = (
 )
 _NO_REPORT_AFTER = 15  # seconds
 _AWAY = {NodeState.LOST, NodeState.SILENT}
+_PRESENT = {NodeState.JOINED, NodeState.BOOTING}
 _PART_OF_RUN = {HeadPhase.RUNNING, HeadPhase.JUDGING, HeadPhase.STOPPING}
 
 
@@ -473,16 +474,17 @@ def _joined(*parts: str) -> str:
 def exceptions_of(status: HeadStatus) -> list[GlanceException]:
     """Return the nodes, services and prepare steps that differ, the worst first."""
     rows = [*_service_rows(status), *_member_rows(status)]
-    is_running = status.phase in _PART_OF_RUN
     for name, figures in _machines(status):
         rows += _machine_rows(name, figures)
     for name in () if status.stall is None else status.stall.nodes:
         rows.append(GlanceException(name, "suspect", "", "the other nodes may wait for it"))
-    if status.slow:
-        rows.append(_slow_row(status))
+    rows += [
+        _slow_row(node) for node, state in status.all_nodes() if state in _PRESENT and node.slow
+    ]
+
+    # Nodes that are not part of the cluster, or do not report.
+    is_running = status.phase in _PART_OF_RUN
     for node in status.nodes:
-        if node.state in {NodeState.JOINED, NodeState.BOOTING} and node.slow:
-            rows.append(_slow_row(node))
         row = _node_row(node, is_running=is_running)
         if row is not None:
             rows.append(row)
@@ -507,13 +509,11 @@ def _node_row(node: NodeStatus, *, is_running: bool) -> GlanceException | None:
 
 def _machines(status: HeadStatus) -> list[tuple[str, MachineStatus]]:
     """Return the figures of all present nodes, with their names, the head first."""
-    rows = [(status.name, status.figures)]
-    rows += [
+    return [
         (node.name, node.figures)
-        for node in status.nodes
-        if node.state not in _AWAY and node.state is not NodeState.LEFT
+        for node, state in status.all_nodes()
+        if state in _PRESENT and node.figures is not None
     ]
-    return [(name, figures) for name, figures in rows if figures is not None]
 
 
 def _machine_rows(name: str, figures: MachineStatus) -> list[GlanceException]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         GroupServiceStatus,
         GroupStatus,
         JudgedStatus,
-        MachineStatus,
         Values,
     )
 
@@ -60,22 +59,18 @@ def _group_service(service: GroupServiceStatus) -> GroupServiceStatus:
 
 def _cells(status: JudgedStatus) -> Iterator[Cell]:
     """Yield a row for each node, the head first."""
-    yield status.name, NodeState.JOINED.value, _uses(status.figures), bool(status.slow)
-    for node in status.nodes:
-        yield node.name, node.state.value, _uses(node.figures), bool(node.slow)
-
-
-def _uses(figures: MachineStatus | None) -> Values:
-    return () if figures is None else figures.gpus.use
+    for node, state in status.all_nodes():
+        uses: Values = () if node.figures is None else node.figures.gpus.use
+        yield node.name, state.value, uses, bool(node.slow)
 
 
 def _gpus(status: JudgedStatus) -> GpusStatus | None:
     """Return what the GPUs of all present nodes do: medians, and the node with the lowest use."""
-    machines = [(status.name, status.figures)]
-    machines += [
-        (node.name, node.figures) for node in status.nodes if node.state is NodeState.JOINED
+    present = [
+        (node.name, node.figures.gpus)
+        for node, state in status.all_nodes()
+        if state is NodeState.JOINED and node.figures is not None and node.figures.gpus.index
     ]
-    present = [(name, one.gpus) for name, one in machines if one is not None and one.gpus.index]
     if not present:
         return None
     every = [gpus for _, gpus in present]

@@ -594,6 +594,12 @@ class HeadStatus(CommonStatus, kw_only=True):
         says("the last line of each running prepare step, by node; only with the token"),
     ] = UNSET
 
+    def all_nodes(self) -> Iterator[tuple[HeadStatus | NodeStatus, NodeState]]:
+        """Yield each node with its state, the head first: both have a name, figures and `slow`."""
+        yield self, NodeState.JOINED
+        for node in self.nodes:
+            yield node, node.state
+
 
 class JudgedStatus(HeadStatus, kw_only=True):
     """The whole status of a head, with its judgment."""

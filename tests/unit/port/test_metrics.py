@@ -169,7 +169,7 @@ def test_every_declared_metric_is_made_and_shown() -> None:
     """The run that is made for tests has samples of each, and the dashboard a panel."""
     declared = {f"pod_agent_{metric.name}" for metric in metrics_of(HeadStatus)}
     made = {_SUFFIX.sub("", name) for name in parsed(WITH_ALL)}
-    assert made == declared
+    assert made == declared, "a metric without a value in scripts/tools/page/runs.py"
     shown = {
         _SUFFIX.sub("", name) for name in re.findall(r"\bpod_agent_\w+", DASHBOARD.read_text())
     }
