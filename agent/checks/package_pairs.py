@@ -133,7 +133,7 @@ PAIRS = (
         "felixbmuller/SAST#1",
     ),
 )
-"""To add a pair, add it here and its packages to PAIRED of node/python_facts.py."""
+"""To add a pair, add it here and its packages to REPORTED_PACKAGES of node/python_facts.py."""
 
 
 class Misfit(Value):

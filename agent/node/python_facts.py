@@ -33,7 +33,7 @@ LIBRARIES = {
     "nvidia-nccl-cu13": NCCL,
 }
 """Display names of libraries by distribution name; those of frameworks are arguments."""
-PAIRED = {
+REPORTED_PACKAGES = {
     *("torch", "torchvision", "torchaudio", "vllm", "xformers", "flash-attn", "tensordict"),
     *("transformers", "huggingface-hub", "peft", "numpy", "numba"),
     *("fastapi", "prometheus-fastapi-instrumentator", "triton", "megatron-core"),
@@ -131,7 +131,7 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
         "hub": versions.get("huggingface-hub"),
         "debugpy": versions.get("debugpy"),
         "libraries": installed(sys.path, frameworks),
-        "packages": {name: versions[name] for name in sorted(PAIRED & versions.keys())},
+        "packages": {name: versions[name] for name in sorted(REPORTED_PACKAGES & versions.keys())},
         "built_for": _torch_of_builds(versions, folders),
     }
 

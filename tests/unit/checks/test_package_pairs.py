@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.checks import run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.package_pairs import PAIRS, Pair, misfits
-from agent.node.python_facts import PAIRED, ray_facts
+from agent.node.python_facts import REPORTED_PACKAGES, ray_facts
 from support.worlds import MACHINE, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_each_pair_is_found_within_its_bounds_only(pair: Pair) -> None:
 
 def test_each_package_of_a_pair_is_read() -> None:
     """A pair whose version nobody reads is never found."""
-    assert {name for pair in PAIRS for name in (pair.first, pair.second)} <= PAIRED
+    assert {name for pair in PAIRS for name in (pair.first, pair.second)} <= REPORTED_PACKAGES
 
 
 @pytest.mark.parametrize(
