@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 20.0
 PROGRAM = "agent.bundled.reward_server"
-WITHOUT = f"""
+WITHOUT = """
 import sys
 sys.modules["math_verify"] = None
-from {PROGRAM} import main
-sys.exit(main(sys.argv[1:]))
+from agent.bundled import reward_server
+vars(reward_server).update({constants})
+sys.exit(reward_server.main(sys.argv[1:]))
 """
-"""Runs the server as if math-verify were not installed."""
+"""Runs the server as if math-verify were not installed, with constants of its own."""
 NOTICE = f"reward server: {WITHOUT_MATH_VERIFY}\n"
 """The notice that it then writes to stderr."""
 
@@ -63,10 +64,13 @@ class RewardProcess:
 
 
 @contextlib.contextmanager
-def reward_server(*flags: str, env: dict[str, str] | None = None) -> Iterator[RewardProcess]:
+def reward_server(
+    *flags: str, env: dict[str, str] | None = None, **constants: float
+) -> Iterator[RewardProcess]:
     """Run a reward server during the block; math-verify is found only on a PYTHONPATH."""
     has_math_verify = "PYTHONPATH" in (env or {})
-    program = ["-m", PROGRAM] if has_math_verify else ["-c", WITHOUT]
+    without = WITHOUT.format(constants=constants)
+    program = ["-m", PROGRAM] if has_math_verify else ["-c", without]
     process = subprocess.Popen(
         [sys.executable, *program, "--port", "0", *flags],
         cwd=ROOT,

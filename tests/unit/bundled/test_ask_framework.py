@@ -56,40 +56,51 @@ def ask(tmp_path: Path, module: str, *argv: str, folder: str = "") -> dict[str, 
     return answer
 
 
-def refused(what: str, key: str = "", near: str = "") -> dict[str, str]:
-    """Return the answer of a refusal."""
-    return {"verdict": "refused", "what": what, "key": key, "near": near}
-
-
 ACCEPTED = {"verdict": "accepted", "what": "", "key": "", "near": ""}
+UNKNOWN_WORD = "unrecognized arguments: "
+NOT_A_NUMBER = "argument --train.batch_size: invalid int value: 'two'"
+BATCH_SIZE = "--train.batch_size"
+APPEND = "To append use +"
+OVERRIDE = "Could not override 'trainer."
+NO_CONFIG = "Cannot find primary config 'ppo_trainr'."
 
 
 @pytest.mark.parametrize(
-    ("argv", "answer"),
+    ("module", "words", "what", "key", "near"),
     [
-        (("--train.batch_size", "8"), ACCEPTED),
-        (("--train.batch", "8"), ACCEPTED),  # argparse takes abbreviations
+        (PPO, "--train.batch_size 8", "", "", ""),
+        (PPO, "--train.batch 8", "", "", ""),  # argparse takes abbreviations
+        (PPO, "--train.bach 8", f"{UNKNOWN_WORD}--train.bach 8", "--train.bach", BATCH_SIZE),
+        (PPO, "--train.batch_size=two", NOT_A_NUMBER, BATCH_SIZE, ""),
+        (PPO, "--vllm.num_engines 3", "AssertionError: 3 engines do not fit", "", ""),
+        (MAIN, "trainer.nnodes=2 +new=1", "", "", ""),
         (
-            ("--train.bach_size", "8"),
-            refused(
-                "unrecognized arguments: --train.bach_size 8",
-                "--train.bach_size",
-                "--train.batch_size",
-            ),
+            MAIN,
+            "trainer.nnodez=2",
+            f"{OVERRIDE}nnodez'. {APPEND}trainer.nnodez=2",
+            "trainer.nnodez",
+            "trainer.nnodes",
         ),
         (
-            ("--train.batch_size=two",),
-            refused("argument --train.batch_size: invalid int value: 'two'", "--train.batch_size"),
+            MAIN,
+            "+trainer.nnodes=2",
+            f"{OVERRIDE}nnodes'. {APPEND}+trainer.nnodes=2",
+            "+trainer.nnodes",
+            "",
         ),
-        (("--vllm.num_engines", "3"), refused("AssertionError: 3 engines do not fit")),
+        (MAIN, "--config-name ppo_trainr", NO_CONFIG, "", ""),
+        (MAIN, "--confg-name=x", f"{UNKNOWN_WORD}--confg-name=x", "--confg-name", ""),
     ],
 )
-def test_a_program_of_argparse(
-    tmp_path: Path, argv: tuple[str, ...], answer: dict[str, str]
+def test_a_command_is_accepted_or_refused(  # noqa: PLR0913 - a row of a table
+    tmp_path: Path, module: str, words: str, what: str, key: str, near: str
 ) -> None:
-    """Its parser and its assertions decide, without what only its training imports."""
+    """By the framework's parser and assertions or its composed tree; neither trains."""
     install_openrlhf(tmp_path)
-    assert ask(tmp_path, PPO, *argv) == answer
+    install_verl(tmp_path)
+    verdict = "refused" if what else "accepted"
+    answer = {"verdict": verdict, "what": what, "key": key, "near": near}
+    assert ask(tmp_path, module, *words.split()) == answer
     assert not (tmp_path / "trained").exists()
 
 
@@ -98,41 +109,6 @@ def test_a_program_whose_training_is_not_known_does_not_run(tmp_path: Path) -> N
     install_openrlhf(tmp_path, UNKNOWN)
     assert ask(tmp_path, PPO)["what"].endswith("to run it could do anything")
     assert not (tmp_path / "trained").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "answer"),
-    [
-        (("trainer.nnodes=2", "+new=1"), ACCEPTED),
-        (
-            ("trainer.nnodez=2",),
-            refused(
-                "Could not override 'trainer.nnodez'. To append use +trainer.nnodez=2",
-                "trainer.nnodez",
-                "trainer.nnodes",
-            ),
-        ),
-        (
-            ("+trainer.nnodes=2",),
-            refused(
-                "Could not override 'trainer.nnodes'. To append use ++trainer.nnodes=2",
-                "+trainer.nnodes",
-            ),
-        ),
-        (
-            ("--config-name", "ppo_trainr"),
-            refused("Cannot find primary config 'ppo_trainr'."),
-        ),
-        (
-            ("--confg-name=x",),
-            refused("unrecognized arguments: --confg-name=x", "--confg-name"),
-        ),
-    ],
-)
-def test_a_program_of_hydra(tmp_path: Path, argv: tuple[str, ...], answer: dict[str, str]) -> None:
-    """Its tree is composed with the overrides; verl itself is not imported."""
-    install_verl(tmp_path)
-    assert ask(tmp_path, MAIN, *argv) == answer
 
 
 def test_a_tree_that_does_not_compose_by_itself_refuses_nothing(tmp_path: Path) -> None:
@@ -173,7 +149,7 @@ def test_trl_is_asked_by_its_configuration(tmp_path: Path) -> None:
     assert ask(tmp_path, str(program), "--beta", "0.1") == ACCEPTED
     assert ask(tmp_path, str(program), "--cpu") == ACCEPTED
     typo = ask(tmp_path, str(program), "--config", "betta=1")
-    assert typo == refused("TRL has no betta", "betta")
+    assert (typo["verdict"], typo["what"], typo["key"]) == ("refused", "TRL has no betta", "betta")
     wrong = ask(tmp_path, str(program), "--beta", "x")
     assert wrong["key"] == "--beta"
     assert wrong["what"].endswith("argument --beta: invalid float value: 'x'")

@@ -7,16 +7,17 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import pytest
 
 from agent.bundled import judge as judges
-from agent.bundled.judge import GRADE, GivenGrade, Judge, JudgeSpec, NoGradeError
-from agent.bundled.reward_server import KEY_VARIABLE, OPENRLHF_M, main, reply_of_judge
+from agent.bundled.judge import GivenGrade, Judge, JudgeSpec, NoGradeError
+from agent.bundled.reward_server import KEY_VARIABLE, OPENRLHF_M, reply_of_judge
 from agent.job.services import Placeholders, ScoringProbe
 from agent.processes.probing import REWARD_REQUEST, ReadinessProbe, send_request
 from support.fake_server import Answer, Asked, FakeServer, by_turns, fake_server
@@ -26,15 +27,33 @@ from support.reward_process import Reply, ask, reward_server
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Self
+    from collections.abc import AsyncIterator, Callable
 
     from agent.bundled.judge import ScoredItem
 
 PROBE = json.dumps(REWARD_REQUEST)
 RIGHT: ScoredItem = ("What is 1+1? It is 2", "What is 1+1?", "2")
 WRONG: ScoredItem = ("What is 1+1? It is 3", "What is 1+1?", "2")
+
+
+def numbered(count: int) -> list[ScoredItem]:
+    """Return different answers; those with a 1 are right."""
+    return [(f"It is {number}", "", "1") for number in range(count)]
+
+
+@asynccontextmanager
+async def asking(
+    url: str,
+    key: str = "",
+    say: Callable[[str], None] = lambda _line: None,
+    **spec: Any,  # noqa: ANN401 - its fields
+) -> AsyncIterator[Judge]:
+    """Yield what asks the judges at these URLs; end its requests afterwards."""
+    judge = Judge(JudgeSpec(url, **spec), key, say)
+    try:
+        yield judge
+    finally:
+        await judge.close()
 
 
 def graded(
@@ -44,26 +63,22 @@ def graded(
     **spec: Any,  # noqa: ANN401 - its fields
 ) -> tuple[list[GivenGrade], Judge]:
     """Return the verdicts on these items, and the judge."""
-    judge = Judge(JudgeSpec(url, **spec), key)
 
-    async def run() -> list[GivenGrade]:
-        try:
-            return await judge.grade(items)
-        finally:
-            await judge.close()
+    async def run() -> tuple[list[GivenGrade], Judge]:
+        async with asking(url, key, **spec) as judge:
+            return await judge.grade(items), judge
 
-    return anyio.run(run), judge
+    return anyio.run(run)
 
 
 def failure(
     url: str,
-    *items: ScoredItem,
     key: str = "",
     **spec: Any,  # noqa: ANN401 - its fields
 ) -> str:
-    """Return why there are no grades."""
+    """Return why there is no grade."""
     with pytest.raises(NoGradeError) as raised:
-        graded(url, *(items or (RIGHT,)), key=key, **spec)
+        graded(url, RIGHT, key=key, **spec)
     return str(raised.value)
 
 
@@ -101,50 +116,41 @@ def test_a_template_is_filled_once() -> None:
     }
 
 
+CHAT = "/v1/chat/completions"
+REWARD_MODEL = Answer([{"embedding": [3.25], "meta_info": {}}])
+PAIR = Answer({"object": "list", "data": [{"index": 0, "score": 0.25}]})
+PAIR_BY_TOKENS = Answer({"scores": [[0.1, 0.9]], "object": "scoring"})
+LABELS = {"label_token_ids": [9, 10]}
+PATH = {"path": "/v1/classify", "template": "{prompt}|{answer}"}
+QUERY, PROMPT, _ = RIGHT
+
+
 @pytest.mark.parametrize(
-    ("api", "spec", "answer", "path", "body", "grade"),
+    ("api", "spec", "reply", "path", "body", "grade"),
     [
-        ("classify", {}, classes(0.3, 0.7), "/classify", {"input": RIGHT[0]}, 0.7),
-        ("classify", {"at": 0}, classes(0.3, 0.7), "/classify", {"input": RIGHT[0]}, 0.3),
-        (
-            "classify",
-            {"path": "/v1/classify", "template": "{prompt}|{answer}"},
-            classes(-1.5),
-            "/v1/classify",
-            {"input": "What is 1+1?| It is 2"},
-            -1.5,
-        ),
-        (
-            "classify",
-            {},
-            Answer([{"embedding": [3.25], "meta_info": {}}]),
-            "/classify",
-            {"input": RIGHT[0]},
-            3.25,
-        ),
+        ("chat", {}, chat("Grade: 0.2, no: **Grade:** **0.75**"), CHAT, {}, 0.75),
+        ("chat", {}, chat("Grade: 1"), CHAT, {}, 1.0),
+        ("chat", {}, chat("Grade:.5"), CHAT, {}, 0.5),
+        ("classify", {}, classes(0.3, 0.7), "/classify", {"input": QUERY}, 0.7),
+        ("classify", {"at": 0}, classes(0.3, 0.7), "/classify", {"input": QUERY}, 0.3),
+        ("classify", PATH, classes(-1.5), "/v1/classify", {"input": f"{PROMPT}| It is 2"}, -1.5),
+        ("classify", {}, REWARD_MODEL, "/classify", {"input": QUERY}, 3.25),
+        ("score", {}, PAIR, "/v1/score", {"text_1": PROMPT, "text_2": " It is 2"}, 0.25),
         (
             "score",
-            {},
-            Answer({"object": "list", "data": [{"index": 0, "score": 0.25}]}),
+            {"options": {**LABELS, "apply_softmax": True}},
+            PAIR_BY_TOKENS,
             "/v1/score",
-            {"text_1": RIGHT[1], "text_2": " It is 2"},
-            0.25,
-        ),
-        (
-            "score",
-            {"options": {"label_token_ids": [9, 10], "apply_softmax": True}},
-            Answer({"scores": [[0.1, 0.9]], "object": "scoring"}),
-            "/v1/score",
-            {"query": RIGHT[1], "items": [" It is 2"], "label_token_ids": [9, 10]},
+            {**LABELS, "query": PROMPT, "items": [" It is 2"]},
             0.9,
         ),
     ],
 )
-def test_the_engines_own_scores(  # noqa: PLR0913 - a row of a table
-    api: str, spec: dict[str, Any], answer: Answer, path: str, body: dict[str, Any], grade: float
+def test_the_grade_in_a_reply(  # noqa: PLR0913 - a row of a table
+    api: str, spec: dict[str, Any], reply: Answer, path: str, body: dict[str, Any], grade: float
 ) -> None:
-    """VLLM's and SGLang's classification, reward models and pairs."""
-    with judge_server(lambda _: answer) as server:
+    """The last of a chat; VLLM's and SGLang's classification, reward models and pairs."""
+    with judge_server(lambda _: reply) as server:
         verdicts, _ = graded(server.url, RIGHT, api=api, model="m", **spec)
     assert verdicts == [GivenGrade(grade)]
     (asked,) = posted(server)
@@ -152,52 +158,45 @@ def test_the_engines_own_scores(  # noqa: PLR0913 - a row of a table
     assert body.items() <= asked.body.items()
 
 
+NO_CHAT = "no choices[0].message.content"
+NO_NUMBERS = "its reply has no probs, score, scores or embedding"
+
+
 @pytest.mark.parametrize(
-    ("reply", "words"),
+    ("api", "reply", "words"),
     [
-        (chat("no idea"), "no text of its reply matches ask.grade; its end: no idea"),
-        (chat(None), "its reply has no text: raise max_tokens in ask.options"),
-        (chat("Grade: 95"), "its grade 95 is not from 0 to 1"),
-        (Answer({"choices": []}), "no choices[0].message.content"),
-        (Answer({"choices": {"0": 1}}), "no choices[0].message.content"),
-        (Answer([]), "no choices[0].message.content"),
-        (Answer(b"<html>\x00oops"), "its reply is no JSON: <html>"),
-        (Answer(b"[" * 100_000), "its reply is no JSON"),
-        (Answer(b"{" + b" " * (2 << 20)), "its reply is longer than"),
-        (Answer({"error": "too long"}, 400), "it answered 400"),
-        (Answer(b"", 500), "it answered 500: nothing"),
-        (Answer(b"", 408), "it answered 408: nothing (1 tries)"),
-        (Answer(b"", 501), "it answered 501"),
-        (Answer(b"late", 504), "it answered 504: late (1 tries)"),
-        (Answer(b"", 529), "it answered 529"),
-        (Answer({"error": "key"}, 401), "is AGENT_JUDGE_KEY right?"),
-        (Answer({"error": "model"}, 404), "are ask.path and ask.model right?"),
-        (Answer(b"", 307, {"Location": "http://10.9.9.9/"}), "it redirects (307)"),
+        ("chat", chat("no idea"), "no text of its reply matches ask.grade; its end: no idea"),
+        ("chat", chat(None), "its reply has no text: raise max_tokens in ask.options"),
+        ("chat", chat("Grade: 95"), "its grade 95 is not from 0 to 1"),
+        ("chat", Answer({"choices": []}), NO_CHAT),
+        ("chat", Answer({"choices": {"0": 1}}), NO_CHAT),
+        ("chat", Answer([]), NO_CHAT),
+        ("chat", Answer(b"<html>\x00oops"), "its reply is no JSON: <html>"),
+        ("chat", Answer(b"[" * 100_000), "its reply is no JSON"),
+        ("chat", Answer(b"{" + b" " * (2 << 20)), "its reply is longer than"),
+        ("chat", Answer({"error": "too long"}, 400), "it answered 400"),
+        ("chat", Answer(b"", 500), "it answered 500: nothing"),
+        ("chat", Answer(b"", 408), "it answered 408: nothing (1 tries)"),
+        ("chat", Answer(b"", 501), "it answered 501"),
+        ("chat", Answer(b"late", 504), "it answered 504: late (1 tries)"),
+        ("chat", Answer(b"", 529), "it answered 529"),
+        ("chat", Answer({"error": "key"}, 401), "is AGENT_JUDGE_KEY right?"),
+        ("chat", Answer({"error": "model"}, 404), "are ask.path and ask.model right?"),
+        ("chat", Answer(b"", 307, {"Location": "http://10.9.9.9/"}), "it redirects (307)"),
+        ("classify", Answer({"data": []}), NO_NUMBERS),
+        ("classify", Answer({"data": [{"probs": []}]}), "has 0 number(s), not ask.class = -1"),
+        ("classify", Answer({"data": [{"probs": [True]}]}), NO_NUMBERS),
+        ("classify", Answer({"data": [{"probs": ["0.5"]}]}), NO_NUMBERS),
+        ("classify", Answer({"data": [{}]}), NO_NUMBERS),
+        ("classify", Answer({"scores": None}), NO_NUMBERS),
+        ("classify", Answer(b'{"data": [{"probs": [1e999]}]}'), "its reply is no JSON"),
+        ("classify", Answer(b'{"data": [{"probs": [NaN]}]}'), "its reply is no JSON"),
     ],
 )
-def test_a_reply_without_a_grade_is_no_zero(reply: Answer, words: str) -> None:
+def test_a_reply_without_a_grade_is_no_zero(api: str, reply: Answer, words: str) -> None:
     """Whatever it is, the batch fails with a sentence that says what was answered."""
     with judge_server(lambda _: reply) as server:
-        assert words in failure(server.url, tries=1)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"data": []},
-        {"data": [{"probs": []}]},
-        {"data": [{"probs": [True]}]},
-        {"data": [{"probs": ["0.5"]}]},
-        {"data": [{}]},
-        {"scores": None},
-        b'{"data": [{"probs": [1e999]}]}',
-        b'{"data": [{"probs": [NaN]}]}',
-    ],
-)
-def test_numbers_that_are_none(body: object) -> None:
-    """Neither missing ones nor such as a reward cannot be."""
-    with judge_server(lambda _: Answer(body)) as server:
-        assert failure(server.url, api="classify", tries=1)
+        assert words in failure(server.url, api=api, tries=1)
 
 
 def test_a_judge_that_fails_is_asked_again() -> None:
@@ -233,78 +232,67 @@ def test_a_judge_that_is_slow() -> None:
 # --- judges that are away -------------------------------------------------------------------------
 
 
-class Held:
+class Held(NamedTuple):
     """A batch that is held for a judge, and what is logged."""
 
-    def __init__(self, url: str, **spec: Any) -> None:  # noqa: ANN401 - its fields
-        self.said: list[str] = []
-        self.judge = Judge(JudgeSpec(url, tries=1, model="m", **spec), say=self.said.append)
+    judge: Judge
+    batch: asyncio.Future[list[GivenGrade]]
+    said: list[str]
 
-    async def __aenter__(self) -> Self:
-        """Send the batch, and wait until it is held."""
-        self.batch = asyncio.ensure_future(self.judge.grade([RIGHT]))
+
+@asynccontextmanager
+async def held(url: str, within: float = 60.0) -> AsyncIterator[Held]:
+    """Send a batch, and yield it once it is held."""
+    said: list[str] = []
+    async with asking(url, say=said.append, tries=1, model="m", within=within) as judge:
+        batch = asyncio.ensure_future(judge.grade([RIGHT]))
         with anyio.fail_after(10):
-            while not self.said:
-                assert not self.batch.done()
+            while not said:
+                assert not batch.done()
                 await asyncio.sleep(0.02)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """End all."""
-        self.batch.cancel()
-        await asyncio.gather(self.batch, return_exceptions=True)
-        await self.judge.close()
+        yield Held(judge, batch, said)
+        batch.cancel()
+        await asyncio.gather(batch, return_exceptions=True)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("away", ["down", "busy", "frozen"])
-def test_a_batch_is_held_until_the_judge_is_back(
+async def test_a_batch_is_held_until_the_judge_is_back(
     monkeypatch: pytest.MonkeyPatch, away: str
 ) -> None:
     """Down, without room, or frozen: none of that is a try, and each is logged once."""
     monkeypatch.setattr(judges, "_LIVENESS_LIMIT", 0.2)
-    port = free_port()
-
-    async def wait() -> None:
-        async with Held(f"http://127.0.0.1:{port}", within=0.2) as held:
-            await asyncio.sleep(1.5)
-            assert len(held.said) == 1
-            assert "requests are held until it answers: the judge at" in held.said[0]
-            back.set()
-            with anyio.fail_after(10):
-                assert await held.batch == [GivenGrade(1.0)]
-            assert "answers again after" in held.said[1]
-
-    def serve() -> None:
-        if away == "down":
-            back.wait()
-        server = FakeServer(answer, "127.0.0.1", port)
-        with server.running():
-            over.wait()
+    monkeypatch.setattr(judges, "_DOWN_PAUSE", 0.05)
+    monkeypatch.setattr(judges, "_SHORTEST_PAUSE", 0.05)
+    is_back = threading.Event()
 
     def answer(asked: Asked) -> Answer:
-        if back.is_set():
+        if is_back.is_set():
             return judging(right_if_equal)(asked)
-        return Answer(b"", 503) if away == "busy" else Answer(b"", after=1.0)
+        is_busy = away == "busy"
+        return Answer(b"", 503, {"Retry-After": "0"}) if is_busy else Answer(b"", after=1.0)
 
-    back = threading.Event()
-    over = threading.Event()
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        anyio.run(wait)
-    finally:
-        back.set()
-        over.set()
-        thread.join()
+    port = free_port()
+    with ExitStack() as stack:
+        if away != "down":
+            stack.enter_context(FakeServer(answer, "127.0.0.1", port).running())
+        async with held(f"http://127.0.0.1:{port}", within=0.2) as one:
+            await asyncio.sleep(1.0)  # several rounds
+            assert len(one.said) == 1
+            assert "requests are held until it answers: the judge at" in one.said[0]
+            is_back.set()
+            if away == "down":
+                stack.enter_context(FakeServer(answer, "127.0.0.1", port).running())
+            with anyio.fail_after(10):
+                assert await one.batch == [GivenGrade(1.0)]
+            assert "answers again after" in one.said[1]
 
 
-def test_a_long_outage_of_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_long_outage_of_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause stays within its limit, however many requests were held through it."""
-    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(64)]
-
-    async def run() -> None:
-        judge = Judge(JudgeSpec("http://127.0.0.1:1", model="m", parallel=64))
-        requests = 0
+    requests = 0
+    async with asking("http://127.0.0.1:1", model="m", parallel=64) as judge:
 
         async def refuse(*_: object) -> None:
             nonlocal requests
@@ -316,17 +304,12 @@ def test_a_long_outage_of_many_requests(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(judge, "_request", refuse)
         with pytest.raises(NoGradeError, match="given up"), anyio.fail_after(30):
-            await judge.grade(items)
-        await judge.close()
-
-    anyio.run(run)
+            await judge.grade(numbered(64))
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_burst_without_room_is_one_failure(status: int) -> None:
+def test_a_burst_without_room_is_one_failure() -> None:
     """Thirty-two requests that are refused together hold the judge off once, for a second."""
-    turns = by_turns(*[Answer(b"", status)] * 32, chat("Grade: 1"))
-    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(32)]
+    turns = by_turns(*[Answer(b"", 429)] * 32, chat("Grade: 1"))
     lock = threading.Lock()
 
     def answer(asked: Asked) -> Answer:
@@ -335,145 +318,131 @@ def test_a_burst_without_room_is_one_failure(status: int) -> None:
 
     with judge_server(answer) as server:
         began = time.monotonic()
-        verdicts, _ = graded(server.url, *items, model="m")
+        verdicts, _ = graded(server.url, *numbered(32), model="m")
         assert time.monotonic() - began < 10
     assert len(verdicts) == 32
 
 
-@pytest.mark.parametrize("status", [408, 501, 504, 529])
-def test_a_text_that_always_fails_holds_no_other(status: int) -> None:
-    """The judge grades the others, and its batch fails at once or after its tries."""
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [408, 501])
+async def test_a_text_that_always_fails_holds_no_other(status: int) -> None:
+    """The judge grades the others, and its batch fails after its tries or at once."""
 
     def poisoned(asked: Asked) -> Answer:
         is_poison = "poison" in asked.body["messages"][0]["content"]
         return Answer(b"", status) if is_poison else right_if_equal(asked)
 
-    async def run(url: str) -> None:
-        judge = Judge(JudgeSpec(url, tries=2))
-        with anyio.fail_after(10):
+    with judge_server(poisoned) as server, anyio.fail_after(10):
+        async with asking(server.url, tries=2) as judge:
             with pytest.raises(NoGradeError, match=f"it answered {status}"):
                 await judge.grade([("poison", None, None)])
             assert judge.why_away == ""
             assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
-        await judge.close()
-
-    with judge_server(poisoned) as server:
-        anyio.run(run, server.url)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("seconds", ["0", "86400", "9" * 400, "Fri, 01 Jan 2100 00:00:00 GMT"])
-def test_a_pause_that_the_judge_asks_for_has_limits(seconds: str) -> None:
+async def test_a_pause_that_the_judge_asks_for_has_limits(seconds: str) -> None:
     """It is half a second to twenty; another address is asked at once."""
-
-    async def run() -> None:
-        refusal = Answer(b"", 503, {"Retry-After": seconds})
-        with judge_server(lambda _: refusal) as busy, judge_server() as other:
-            async with Held(busy.url) as held:
-                (server,) = held.judge._servers  # noqa: SLF001 - no log shows it
-                assert 0.0 < server.away_until - time.monotonic() <= 20.0
-                held.judge.use(other.url)
-                with anyio.fail_after(5):
-                    assert await held.batch == [GivenGrade(1.0)]
-
-    anyio.run(run)
+    refusal = Answer(b"", 503, {"Retry-After": seconds})
+    with judge_server(lambda _: refusal) as busy, judge_server() as other:
+        async with held(busy.url) as one:
+            (server,) = one.judge._servers  # noqa: SLF001 - no log shows it
+            assert 0.0 < server.away_until - time.monotonic() <= 20.0
+            one.judge.use(other.url)
+            with anyio.fail_after(5):
+                assert await one.batch == [GivenGrade(1.0)]
 
 
-def test_a_judge_that_hangs_slows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_judge_that_hangs_slows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one request at a time until it replies; then it grades again."""
     monkeypatch.setattr(judges, "_LIVENESS_LIMIT", 0.2)
     hangs = threading.Event()
     hangs.set()
-    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(200)]
-
-    def hanging(asked: Asked) -> Answer:
-        return Answer(b"", after=1.0) if hangs.is_set() else judging(right_if_equal)(asked)
-
-    async def run(urls: str) -> None:
-        judge = Judge(JudgeSpec(urls, within=0.5, parallel=8, model="m"))
-        with anyio.fail_after(20):
-            await judge.grade(items)
-            asked = len(posted(bad))
-            assert asked <= 8 + 4
-            hangs.clear()
-            await judge.grade([(f"It is not {n}", "", "1") for n in range(100)])
-        assert len(posted(bad)) >= asked + 20
-        await judge.close()
 
     def brief(asked: Asked) -> Answer:
         return right_if_equal(asked)._replace(after=0.02)
 
-    with judge_server(brief) as good, fake_server(hanging) as bad:
-        anyio.run(run, f"{bad.url},{good.url}")
+    def hanging(asked: Asked) -> Answer:
+        return Answer(b"", after=1.0) if hangs.is_set() else judging(brief)(asked)
+
+    items = numbered(400)
+    with judge_server(brief) as good, fake_server(hanging) as bad, anyio.fail_after(30):
+        urls = f"{bad.url},{good.url}"
+        async with asking(urls, within=0.5, parallel=8, model="m") as judge:
+            await judge.grade([items.pop() for _ in range(200)])
+            asked = len(posted(bad))
+            assert asked <= 8 + 4
+            hangs.clear()
+            while len(posted(bad)) == asked:  # until its pause is over
+                await judge.grade([items.pop()])
+            await judge.grade(items[:100])
+        assert len(posted(bad)) >= asked + 25  # one at a time would be about 16
 
 
 def test_of_several_judges_those_that_are_there_grade() -> None:
     """The one with the fewest requests does; one that is down costs no try, and holds no batch."""
-    items: list[ScoredItem] = [(f"It is {n}", "", str(n % 2)) for n in range(12)]
     down = f"http://127.0.0.1:{free_port()}"
     with judge_server() as one, judge_server() as other:
         urls = f"{down},{one.url},{other.url}"
-        verdicts, judge = graded(urls, *items, tries=1, parallel=2)
+        verdicts, judge = graded(urls, *numbered(12), tries=1, parallel=2)
         assert len(verdicts) == 12
         assert judge.why_away == ""
         assert min(len(posted(one)), len(posted(other))) >= 4
         assert len(posted(one)) + len(posted(other)) == 12
 
 
-def test_judges_that_are_given_up_hold_nothing() -> None:
+@pytest.mark.anyio
+async def test_judges_that_are_given_up_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one whose client has left; another address is asked from then on."""
-
-    async def run(url: str) -> None:
-        async with Held(f"http://127.0.0.1:{free_port()}") as held:
-            held.judge.use("")
+    monkeypatch.setattr(judges, "_LONGEST_DOWN_PAUSE", 0.1)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with judge_server() as another:
+        async with held(url) as one:
+            one.judge.use("")
             with pytest.raises(NoGradeError, match="given up"), anyio.fail_after(10):
-                await held.batch
-            held.judge.use(url)
+                await one.batch
+            one.judge.use(another.url)
             with anyio.fail_after(10):
-                assert await held.judge.grade([RIGHT]) == [GivenGrade(1.0)]
+                assert await one.judge.grade([RIGHT]) == [GivenGrade(1.0)]
 
-        port = free_port()
-        async with Held(f"http://127.0.0.1:{port}") as held:
-            held.batch.cancel()
-            await asyncio.sleep(1.5)  # longer than until it is asked again
-            server = FakeServer(judging(right_if_equal), "127.0.0.1", port)
-            with server.running():
-                await asyncio.sleep(1.5)
-            assert not server.asked
-
-    with judge_server() as server:
-        anyio.run(run, server.url)
+    async with held(url) as one:
+        one.batch.cancel()
+        await asyncio.sleep(0.4)  # longer than until it is asked again
+        server = FakeServer(judging(right_if_equal), "127.0.0.1", port)
+        with server.running():
+            await asyncio.sleep(0.4)
+        assert not server.asked
 
 
-def test_a_former_grade_is_given_again_while_the_judge_is_away(
+@pytest.mark.anyio
+async def test_a_former_grade_is_given_again_while_the_judge_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So a batch that is sent again gets its rewards."""
     monkeypatch.setattr(judges, "_FRESH", 0.0)
     monkeypatch.setattr(judges, "_RENEWAL_LIMIT", 0.2)
-
-    async def run() -> None:
+    async with AsyncExitStack() as stack:
         with judge_server() as server:
-            judge = Judge(JudgeSpec(server.url))
+            judge = await stack.enter_async_context(asking(server.url))
             assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
             assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
             assert len(posted(server)) == 2
         with anyio.fail_after(10):
             assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
-        await judge.close()
-
-    anyio.run(run)
 
 
-def test_a_former_grade_is_for_probes_where_the_judge_is_there(
+@pytest.mark.anyio
+async def test_a_former_grade_is_for_probes_where_the_judge_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slow judge gives a batch a new grade; a probe gets the former one, also for a failure."""
     monkeypatch.setattr(judges, "_FRESH", 0.0)
     monkeypatch.setattr(judges, "_RENEWAL_LIMIT", 0.1)
-
-    async def run() -> None:
-        with judge_server(lambda _: chat("Grade: 0")) as server:
-            judge = Judge(JudgeSpec(server.url, tries=1))
+    with judge_server(lambda _: chat("Grade: 0")) as server:
+        async with asking(server.url, tries=1) as judge:
             assert await judge.grade([RIGHT]) == [GivenGrade(0.0)]
             server.answer = judging(lambda _: chat("Grade: 1")._replace(after=0.5))
             assert await judge.grade([RIGHT], is_probe=True) == [GivenGrade(0.0)]
@@ -482,9 +451,6 @@ def test_a_former_grade_is_for_probes_where_the_judge_is_there(
             assert await judge.grade([RIGHT], is_probe=True) == [GivenGrade(1.0)]
             with pytest.raises(NoGradeError, match="it answered 500"):
                 await judge.grade([RIGHT])
-            await judge.close()
-
-    anyio.run(run)
 
 
 def test_each_judge_is_asked_for_its_own_model() -> None:
@@ -494,9 +460,8 @@ def test_each_judge_is_asked_for_its_own_model() -> None:
         models = Answer({"data": [{"id": name}]})
         return lambda asked: models if asked.method == "GET" else right_if_equal(asked)
 
-    items: list[ScoredItem] = [(f"It is {n}", "", "1") for n in range(8)]
     with fake_server(listing("a")) as one, fake_server(listing("b")) as other:
-        graded(f"{one.url},{other.url}", *items, parallel=1)
+        graded(f"{one.url},{other.url}", *numbered(8), parallel=1)
         assert {asked.body["model"] for asked in posted(one)} == {"a"}
         assert {asked.body["model"] for asked in posted(other)} == {"b"}
 
@@ -511,50 +476,40 @@ def test_an_answer_that_no_judge_saw_has_no_reward(models: Answer) -> None:
 
 def test_as_many_at_once_as_allowed() -> None:
     """Of all batches together; the order of the grades is that of the items."""
-    items: list[ScoredItem] = [(f"It is {n}", "", str(n % 2)) for n in range(12)]
 
     def slow(asked: Asked) -> Answer:
         return right_if_equal(asked)._replace(after=0.05)
 
     with judge_server(slow) as server:
-        verdicts, _ = graded(server.url, *items, parallel=3)
+        verdicts, _ = graded(server.url, *numbered(12), parallel=3)
     assert server.most_at_once == 3
-    expected = [float(str(n % 2) in f"It is {n}") for n in range(12)]
-    assert [verdict.reward for verdict in verdicts] == expected
+    assert [verdict.reward for verdict in verdicts] == [float("1" in str(n)) for n in range(12)]
 
 
-def test_one_answer_without_a_grade_fails_the_batch() -> None:
+@pytest.mark.anyio
+async def test_one_answer_without_a_grade_fails_the_batch() -> None:
     """Its others are remembered: the next try asks only for what is left."""
 
     def odd(asked: Asked) -> Answer:
         is_odd = "It is 3" in asked.body["messages"][0]["content"]
         return chat("?") if is_odd else right_if_equal(asked)
 
-    async def twice(url: str) -> None:
-        judge = Judge(JudgeSpec(url, tries=1))
-        with pytest.raises(NoGradeError):
-            await judge.grade([RIGHT, WRONG])
-        assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
-        await judge.close()
-
     with judge_server(odd) as server:
-        anyio.run(twice, server.url)
+        async with asking(server.url, tries=1) as judge:
+            with pytest.raises(NoGradeError):
+                await judge.grade([RIGHT, WRONG])
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
         assert len(posted(server)) == 2
 
 
-def test_a_client_that_leaves_finds_the_grade_later() -> None:
+@pytest.mark.anyio
+async def test_a_client_that_leaves_finds_the_grade_later() -> None:
     """A slow judge is asked once, and no client has to wait for as long as it takes."""
-
-    async def impatient(url: str) -> list[GivenGrade]:
-        judge = Judge(JudgeSpec(url))
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(judge.grade([RIGHT]), 0.1)
-        verdicts = await judge.grade([RIGHT])
-        await judge.close()
-        return verdicts
-
     with judge_server(lambda asked: right_if_equal(asked)._replace(after=0.5)) as server:
-        assert anyio.run(impatient, server.url) == [GivenGrade(1.0)]
+        async with asking(server.url) as judge:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(judge.grade([RIGHT]), 0.1)
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
         assert len(posted(server)) == 1
 
 
@@ -566,17 +521,6 @@ def test_what_the_user_sets_for_answers_without_a_grade() -> None:
     assert judge.totals.ungraded == 1
     with judge_server(lambda _: Answer(b"", 500)) as server:
         assert "500" in failure(server.url, ungraded=0.0, tries=1)
-
-
-def test_the_usual_pattern() -> None:
-    """The last grade counts, with the marks that models put around it."""
-    for text, grade in {
-        "Grade: 0.2, no: **Grade:** **0.75**": 0.75,
-        "Grade: 1": 1.0,
-        "Grade:.5": 0.5,
-    }.items():
-        with judge_server(lambda _, text=text: chat(text)) as server:  # type: ignore[misc]
-            assert graded(server.url, RIGHT)[0] == [GivenGrade(grade)], (text, GRADE)
 
 
 # --- the reward server ----------------------------------------------------------------------------
@@ -617,7 +561,7 @@ def test_the_reward_server_holds_requests_while_the_judge_is_away() -> None:
         spec = json.dumps({"url": f"http://127.0.0.1:{free_port()}", "model": "m"})
         flags = ("--judge", spec, "--limit", "1")
         with (
-            reward_server(*flags, env={KEY_VARIABLE: SECRET}) as server,
+            reward_server(*flags, env={KEY_VARIABLE: SECRET}, _PROBE_SECONDS=1.0) as server,
             ThreadPoolExecutor() as threads,
         ):
             batch: dict[str, object] = {"query": [RIGHT[0]], "labels": ["2"]}
@@ -659,13 +603,3 @@ def test_the_form_of_openrlhf_m() -> None:
         "format_rewards": [1.0, 0.0],
         "acc_rewards": [0.5, -1.0],
     }
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("spec", ["", "{}", '{"url": "x", "apo": 1}', '{"url": "x", "api": "y"}'])
-def test_a_wrong_judge_is_a_wrong_flag(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It ends with 2."""
-    with pytest.raises(SystemExit) as end:
-        main(["--judge", spec])
-    assert end.value.code == 2
-    assert "--judge" in capsys.readouterr().err

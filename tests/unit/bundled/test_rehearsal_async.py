@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -46,16 +46,13 @@ def rewards() -> Iterator[FakeServer]:
         yield server
 
 
-class Trained:
-    """A finished run of the trainer in this process: its code, its lines and its samples."""
+class Trained(NamedTuple):
+    """A finished run of the trainer: its code, its lines and its samples."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> None:
-        samples = folder / "s.jsonl"
-        self.code = main([*flags, "--weights-dir", str(folder), "--samples", str(samples)])
-        shown = capsys.readouterr()
-        self.steps = shown.out.splitlines()
-        self.error = shown.err
-        self.samples = [json.loads(line) for line in samples.read_text().splitlines()]
+    code: int
+    steps: list[str]
+    error: str
+    samples: list[dict[str, Any]]
 
     def mean(self, step: int) -> float:
         """Return the mean reward of the line at a place."""
@@ -64,10 +61,35 @@ class Trained:
         return float(found[1])
 
 
-def flags_of(engines: list[EngineProcess], rewards: FakeServer, steps: int) -> list[str]:
-    """Return the flags that every run needs."""
-    addresses = [engine.address for engine in engines]
-    return ["--engines", *addresses, "--reward-url", rewards.url, "--steps", str(steps)]
+class Trainer:
+    """Runs the trainer in this process, without pauses."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._folder = folder
+        self._capsys = capsys
+
+    def run(
+        self, engines: list[EngineProcess], rewards: FakeServer, steps: int, *flags: str
+    ) -> Trained:
+        """Train on these engines; return what the run has left."""
+        samples = self._folder / "s.jsonl"
+        samples.write_text("")
+        addresses = [engine.address for engine in engines]
+        of_run = ["--engines", *addresses, "--reward-url", rewards.url, "--steps", str(steps)]
+        places = ["--weights-dir", str(self._folder), "--samples", str(samples)]
+        code = main([*of_run, *places, *flags])
+        shown = self._capsys.readouterr()
+        lines = [json.loads(line) for line in samples.read_text().splitlines()]
+        return Trained(code, shown.out.splitlines(), shown.err, lines)
+
+
+@pytest.fixture
+def trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Trainer:
+    """Return a trainer for one test."""
+    monkeypatch.setattr("agent.bundled.rehearsal_async.PAUSE", 0.01)
+    return Trainer(tmp_path, capsys)
 
 
 # --- learning -------------------------------------------------------------------------------------
@@ -76,15 +98,10 @@ def flags_of(engines: list[EngineProcess], rewards: FakeServer, steps: int) -> l
 @pytest.mark.processes
 @pytest.mark.parametrize("dialect", ["sglang", "prime-rl"])
 def test_the_reward_rises(
-    engines: list[EngineProcess],
-    rewards: FakeServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    dialect: str,
+    engines: list[EngineProcess], rewards: FakeServer, trainer: Trainer, dialect: str
 ) -> None:
     """Engines draw with the weights that were synced, and no sample is stale."""
-    flags = [*flags_of(engines, rewards, 12), "--dialect", dialect]
-    done = Trained(tmp_path, capsys, *flags)
+    done = trainer.run(engines, rewards, 12, "--dialect", dialect)
     assert done.code == 0, done.error
     assert len(done.steps) == 12
     assert done.steps[-1].startswith("step 12/12 mean reward 0.")
@@ -98,35 +115,25 @@ def test_the_reward_rises(
 
 @pytest.mark.processes
 def test_a_resumed_run_goes_on(
-    engines: list[EngineProcess],
-    rewards: FakeServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    engines: list[EngineProcess], rewards: FakeServer, trainer: Trainer, tmp_path: Path
 ) -> None:
     """It takes the newest checkpoint, and counts its versions from 1 again."""
-    saved = ["--checkpoints", str(tmp_path / "saved")]
-    Trained(tmp_path, capsys, *flags_of(engines, rewards, 3), *saved)
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
-        "checkpoint-2",
-        "checkpoint-3",
-    ]
-    (tmp_path / "s.jsonl").unlink()
-    again = Trained(tmp_path, capsys, *flags_of(engines, rewards, 4), *saved)
+    saved = tmp_path / "saved"
+    trainer.run(engines, rewards, 3, "--checkpoints", str(saved))
+    assert sorted(path.name for path in saved.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+    again = trainer.run(engines, rewards, 4, "--checkpoints", str(saved))
     assert [line.partition(" mean")[0] for line in again.steps] == ["step 4/4"]
     assert {line["version"] for line in again.samples} == {1}
-    assert Trained(tmp_path, capsys, *flags_of(engines, rewards, 4), *saved).steps == []
+    assert trainer.run(engines, rewards, 4, "--checkpoints", str(saved)).steps == []
 
 
 @pytest.mark.processes
 def test_stale_samples_are_counted(
-    engines: list[EngineProcess],
-    rewards: FakeServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    engines: list[EngineProcess], rewards: FakeServer, trainer: Trainer, tmp_path: Path
 ) -> None:
     """An engine that confirms a refit and keeps its weights is found by its replies."""
     with running_engine(tmp_path / "e.jsonl", "--name", "bad", "--fault", "refit-lost") as bad:
-        done = Trained(tmp_path, capsys, *flags_of([engines[0], bad], rewards, 3))
+        done = trainer.run([engines[0], bad], rewards, 3)
     assert done.code == 0
     stale = [line for line in done.samples if line["stale"]]
     assert {line["engine"] for line in stale} == {"bad"}
@@ -148,22 +155,17 @@ def test_which_sample_is_stale(version: int, synced: int, written: int, *, is_st
 
 @pytest.mark.processes
 def test_an_environment_that_fails_is_asked_again(
-    engines: list[EngineProcess],
-    rewards: FakeServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    engines: list[EngineProcess], rewards: FakeServer, trainer: Trainer
 ) -> None:
     """Each question is asked from the next environment; no two texts to score are the same."""
-    monkeypatch.setattr("agent.bundled.rehearsal_async.PAUSE", 0.01)
     rewards.asked.clear()
 
     def reset(asked: Asked) -> Answer:
         return Answer({"prompt": asked.body["prompt"]})
 
     with fake_server(reset) as good, fake_server(by_turns(Answer(b"", 500), Answer({}))) as bad:
-        environments = ["--environments", f"127.0.0.1:{good.port},127.0.0.1:{bad.port}"]
-        done = Trained(tmp_path, capsys, *flags_of(engines, rewards, 2), *environments)
+        environments = f"127.0.0.1:{good.port},127.0.0.1:{bad.port}"
+        done = trainer.run(engines, rewards, 2, "--environments", environments)
     assert done.code == 0, done.error
     assert len(bad.asked) >= 2
     assert len(good.asked) == 2 * len({one.body["prompt"] for one in good.asked})
@@ -172,11 +174,8 @@ def test_an_environment_that_fails_is_asked_again(
 
 
 @pytest.mark.processes
-def test_a_killed_engine_ends_slimes_trainer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_engine_ends_slimes_trainer(trainer: Trainer, tmp_path: Path) -> None:
     """At the next weight sync, without another try: why a front has to answer for it."""
-    monkeypatch.setattr("agent.bundled.rehearsal_async.PAUSE", 0.01)
     with ExitStack() as stack:
         engines = [stack.enter_context(running_engine(tmp_path / f"{n}.jsonl")) for n in range(2)]
 
@@ -185,8 +184,7 @@ def test_a_killed_engine_ends_slimes_trainer(
             engines[1].process.wait()
             return Answer({"rewards": [0.0] * len(asked.body["query"])})
 
-        server = stack.enter_context(fake_server(answer))
-        done = Trained(tmp_path, capsys, *flags_of(engines, server, 40))
+        done = trainer.run(engines, stack.enter_context(fake_server(answer)), 40)
     assert done.code == 1
     assert len(done.steps) == 1
     failed = f"rehearsal-async failed: POST http://{engines[1].address}/pause_generation: "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.bundled.rehearsal import ANSWERS
-from agent.bundled.rehearsal_engine import UNTRAINED, Engine, EngineLog, main
+from agent.bundled.rehearsal_engine import UNTRAINED, Drawn, Engine, EngineLog, main
 from agent.bundled.rehearsal_weights import write_weights
 from agent.bundled.rehearsal_wires import WireError, ask
 from support.rehearsal_engines import EngineProcess, running_engine
@@ -163,58 +163,53 @@ def made(seconds: float) -> Engine:
     return Engine({}, EngineLog(None, "engine.0"), seconds, 0.0)
 
 
-def test_a_paused_engine_aborts_what_runs() -> None:
+async def asked(engine: Engine) -> asyncio.Task[Drawn]:
+    """Return a generation that runs up to its first wait."""
+    running = asyncio.create_task(engine.generate(PROMPT, 1))
+    await asyncio.sleep(0)
+    assert engine.running == 1
+    return running
+
+
+@pytest.mark.anyio
+async def test_a_paused_engine_aborts_what_runs() -> None:
     """The reply has no answers; a request that comes meanwhile waits until it goes on."""
-
-    async def scenario() -> None:
-        engine = made(60.0)
-        running = asyncio.create_task(engine.generate(PROMPT, 1))
-        await asyncio.sleep(0)  # it runs up to its first wait
-        assert engine.running == 1
-        engine.pause(aborts=True)
-        assert (await running).is_aborted
-        engine = made(0.01)
-        engine.pause(aborts=True)
-        waiting = asyncio.create_task(engine.generate(PROMPT, 1))
-        done, _ = await asyncio.wait([waiting], timeout=0.05)
-        assert not done
-        engine.resume()
-        assert len((await waiting).answers) == 1
-
-    asyncio.run(scenario())
+    engine = made(60.0)
+    running = await asked(engine)
+    engine.pause(aborts=True)
+    assert (await running).is_aborted
+    engine = made(0.01)
+    engine.pause(aborts=True)
+    waiting = asyncio.create_task(engine.generate(PROMPT, 1))
+    done, _ = await asyncio.wait([waiting], timeout=0.05)
+    assert not done
+    engine.resume()
+    assert len((await waiting).answers) == 1
 
 
-def test_a_kept_request_is_drawn_with_the_new_weights(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_kept_request_is_drawn_with_the_new_weights(tmp_path: Path) -> None:
     """prime-rl pauses with mode keep: what ran goes on after the refit, with its version."""
     write_weights(tmp_path / "step_3", CERTAIN)
-
-    async def scenario() -> None:
-        engine = made(0.01)
-        running = asyncio.create_task(engine.generate(PROMPT, 1))
-        await asyncio.sleep(0)  # it runs up to its first wait
-        assert engine.running == 1
-        engine.pause(aborts=False)
-        await engine.refit(str(tmp_path / "step_3"), "3")
-        assert engine.running == 1
-        engine.resume()
-        drawn = await running
-        assert drawn.version == "3"
-        assert [answer for answer, _ in drawn.answers] == [7]
-
-    asyncio.run(scenario())
+    engine = made(0.01)
+    running = await asked(engine)
+    engine.pause(aborts=False)
+    await engine.refit(str(tmp_path / "step_3"), "3")
+    assert engine.running == 1
+    engine.resume()
+    drawn = await running
+    assert drawn.version == "3"
+    assert [answer for answer, _ in drawn.answers] == [7]
 
 
-def test_a_lost_refit_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_lost_refit_changes_nothing(tmp_path: Path) -> None:
     """The engine confirms it, and stays at its old version."""
     write_weights(tmp_path / "w", CERTAIN)
-
-    async def scenario() -> None:
-        engine = made(0.0)
-        engine.fault = "refit-lost"
-        await engine.refit(str(tmp_path / "w"), "3")
-        assert (engine.version, engine.policy) == (UNTRAINED, {})
-        engine.fault = "refit-hangs"
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(engine.refit(str(tmp_path / "w"), "3"), 0.05)
-
-    asyncio.run(scenario())
+    engine = made(0.0)
+    engine.fault = "refit-lost"
+    await engine.refit(str(tmp_path / "w"), "3")
+    assert (engine.version, engine.policy) == (UNTRAINED, {})
+    engine.fault = "refit-hangs"
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(engine.refit(str(tmp_path / "w"), "3"), 0.05)
