@@ -1,4 +1,4 @@
-"""Attempts at the job: how one ends, retries, attempts without progress, and stalled jobs."""
+"""Attempts at the job: how one ends, retries, and attempts without progress."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The durable state of a run: the part of the head's state that its next agent needs.
 
-`decide` changes it like any other part of the state, and whatever it changed is written before
-anything else is done: an agent that is killed while it acts leaves a record of the decision.
+`decide` changes it like any other part of the state. The parent process keeps each change in its
+memory before anything else is done: an agent that is killed while it acts leaves its decision. On
+the disk, which only a loss of the parent needs, it is awaited where others act on it
+(`must_be_on_disk`).
 """
 
 from __future__ import annotations

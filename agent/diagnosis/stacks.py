@@ -1,8 +1,8 @@
 """Stacks of a job's processes, grouped by place, and a sentence that names suspects.
 
 A hung job has many processes that wait for few. `group` puts processes in the same place together,
-the most suspicious group first: stopped processes, then those in a function of the job, the fewest
-first, then those that wait for others. `sentence` names node, process and function of each.
+the most suspicious group first: `Activity` has their order, and of one kind the fewest come first.
+`sentence` names node, process and function of each.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _words_of(rest: Sequence[str]) -> list[str]:
     return words
 
 
-def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
+def check_named_columns(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
     """Refuse data without the columns that these flags name."""
     wanted = {arguments.text(flag): word for flag in flags if (word := arguments.word(flag))}
     check_columns(asked, wanted)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.versions import Version, release_of, version_text
-from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.arguments import Arguments, check_named_columns
 from agent.frameworks.division import Division, propose
 from agent.frameworks.layouts import OPENRLHF as LAYOUTS
 from agent.frameworks.layouts import (
@@ -176,7 +176,7 @@ def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
     has_labels = asked.has_column("label") and (asked.scores or asked.columns is not None)
     if arguments.given("data.label_key") or asked.needs_labels or has_labels:
         arguments.add("data.label_key", "label", why="column of the right answer")
-    check_keys(arguments, asked, "data.input_key", "data.label_key")
+    check_named_columns(arguments, asked, "data.input_key", "data.label_key")
     if not arguments.given("data.input_template"):
         plain = arguments.text("data.apply_chat_template", left_out=True)
         arguments.add("data.apply_chat_template", why=f"for plain text: {plain}")

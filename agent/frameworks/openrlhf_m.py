@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks import openrlhf
-from agent.frameworks.arguments import check_keys
+from agent.frameworks.arguments import check_named_columns
 from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
-    check_keys(arguments, asked, "data.input_key", "data.label_key")
+    check_named_columns(arguments, asked, "data.input_key", "data.label_key")
     openrlhf.add_training(arguments, asked, sizing, "actor")
     arguments.add_all(OPENRLHF_M.rows(asked.version, {}))
     openrlhf.add_reward(arguments, asked, groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.frameworks import openrlhf
-from agent.frameworks.arguments import check_keys
+from agent.frameworks.arguments import check_named_columns
 from agent.frameworks.layouts import OPENRLHF_TRAIN, ZERO3
 from agent.frameworks.pace import StepWork
 from agent.frameworks.recipe import WEIGHT, MisfitError, count_of, gpu_processes
@@ -122,7 +122,7 @@ def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:
     facts = {**openrlhf.kind_of(asked), "has_answers": not (whole_chats or is_multiturn)}
     arguments.add_all(openrlhf.OPENRLHF.rows(asked.version, facts))
     keys = [key for key in _KEYS if arguments.supports(key)]
-    check_keys(arguments, asked, *keys)
+    check_named_columns(arguments, asked, *keys)
     named = [arguments.word(key) for key in keys]
     if not columns or any(columns.get(name) for name in named):
         plain = arguments.text("data.apply_chat_template", left_out=True)

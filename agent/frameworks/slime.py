@@ -11,7 +11,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
-from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.arguments import Arguments, check_named_columns
 from agent.frameworks.division import division_for
 from agent.frameworks.layouts import SLIME as LAYOUTS
 from agent.frameworks.layouts import SLIME_CPU, Split
@@ -113,7 +113,7 @@ def make(asked: RecipeInput) -> Command:
     )
     if asked.eval_data:
         arguments.add("eval-prompt-data", "eval", asked.eval_data, why="AGENT_EVAL_DATA")
-    check_keys(arguments, asked, "input-key", "label-key")
+    check_named_columns(arguments, asked, "input-key", "label-key")
 
     # The job, and what the user should know about it.
     train = (asked.python, own.script, *arguments.argv())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.versions import version_text
-from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.arguments import Arguments, check_named_columns
 from agent.frameworks.layouts import ADAPTERS, FSDP_RESIDENT, TRL_OFFLOAD
 from agent.frameworks.layouts import TRL as LAYOUTS
 from agent.frameworks.pace import StepWork, average, steps_between_saves
@@ -65,7 +65,7 @@ def make(asked: RecipeInput) -> Command:
 
     # Model, data and rewards.
     arguments.add_all(TRL.rows(version, _model(asked, world), "model"))
-    check_keys(arguments, asked, "prompt-key", "label-key")
+    check_named_columns(arguments, asked, "prompt-key", "label-key")
     if not asked.scores and not arguments.given("reward-url"):
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
 

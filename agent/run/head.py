@@ -29,7 +29,7 @@ from agent.base.text import shown_path
 from agent.bridge.link import RayLink
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.losses import end_of_attempt
+from agent.decisions.head.losses import durable_after_attempt
 from agent.decisions.head.service_addresses import (
     addresses_by_rank,
     judges_now,
@@ -499,7 +499,7 @@ class HeadAgent:
         # Record it, and what the run cost.
         await self._record_use()
         state = self._state.with_durable(verdict=outcome)
-        await self._persist(end_of_attempt(state, outcome, run.now()))
+        await self._persist(durable_after_attempt(state, outcome, run.now()))
         run.record_outcome(outcome, end)
 
         # Stop all at the same time, while workers get the verdict: those of a superseded head

@@ -280,7 +280,7 @@ async def start_head(
         refusal = await prepare_machine(run)
     elif surviving is not None:
         surviving.end_ray()
-    sockets = open_port(plan, ip, refusal, network)
+    sockets = bind_own_address(plan, ip, refusal, network)
 
     # A new Ray is a new epoch. The next agent must not take it for the last attempt's.
     if not keeps_ray and not store.is_superseded:
@@ -310,12 +310,12 @@ def refusal_of_head(plan: Plan, redactor: Redactor, refusal: Outcome) -> Outcome
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
-def open_port(
+def bind_own_address(
     plan: Plan, ip: str, refusal: Outcome | None, network: Network = NETWORK
 ) -> list[socket.socket]:
-    """Open the agent's port on the head's own address, where workers can report early.
+    """Bind the agent's port on the head's own address, where workers can report early.
 
-    A head that refuses to run opens it too, so that its workers get the refusal, unless the port
+    A head that refuses to run binds it too, so that its workers get the refusal, unless the port
     itself is refused.
     """
     if ip == "127.0.0.1" or (refusal is not None and not may_listen_on(ip, plan.settings)):

@@ -112,10 +112,10 @@ def find_surviving_processes(
     killed: Sequence[int],
     processes: Processes = REAL.processes,
 ) -> SurvivingProcesses | None:
-    """Return what the killed agents that this one replaces left running, if there are any.
+    """Return what can be used of what the killed agents left running, if any are replaced here.
 
-    The last of them may have no record, where the disk was full: then the record of an earlier one
-    counts.
+    Processes with other names are killed. The last of these agents may have no record, where the
+    disk was full: then the record of an earlier one counts.
     """
     # Does this node's record belong to one of the killed agents?
     record = folder.former
@@ -131,46 +131,45 @@ def find_surviving_processes(
     why = f" ({evidence})" if evidence else ""
     say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
     memory = evidence if kills.of_container else ""
-    return SurvivingProcesses(record, names, processes, memory)
+    surviving = SurvivingProcesses(record, processes, memory)
+    surviving.end_useless(names)
+    return surviving
 
 
 class SurvivingProcesses:
     """A killed agent's node record, and those of its child processes that still run."""
 
     def __init__(
-        self,
-        record: NodeRecord,
-        names: Iterable[str],
-        processes: Processes = REAL.processes,
-        memory: str = "",
+        self, record: NodeRecord, processes: Processes = REAL.processes, memory: str = ""
     ) -> None:
-        """Keep the processes with these names, and kill the others.
-
-        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
-        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
-        keeps its services.
-        """
         self.record = record
         self.memory = memory
+        """The kernel's out-of-memory evidence in this container since the kill, or ''."""
         self._processes = processes
         self.running = {
             known.name: known for known in running_processes(record) if known != record.agent
         }
         """The processes that run and were not adopted yet."""
 
-        # Which of them can still be used?
-        started = {known.name for known in record.started}
+    def end_useless(self, names: Iterable[str]) -> None:
+        """Kill the processes without these names, and what runs of a share of the job.
+
+        A node whose Ray has ended keeps nothing, not even services; a node that never started Ray
+        keeps its services.
+        """
+        started = {known.name for known in self.record.started}
         has_lost_ray = RAY in started and not self.has_ray
         useful = set[str]() if has_lost_ray else {*names}
         for name in {*self.running} - useful:
-            processes.kill_tree(self.running.pop(name).pid)
+            self._processes.kill_tree(self.running.pop(name).pid)
 
         # The processes of a share may have sessions of their own, as torchrun's ranks have.
-        own_attempts = f"{record.run_id}-"
+        own_attempts = f"{self.record.run_id}-"
+        descendants = self._processes.descendants
         for launcher in (Torchrun, NodeCommand):
             if launcher.name in started:
                 process.kill_marked(
-                    launcher.mark, lambda id_: id_.startswith(own_attempts), processes.descendants
+                    launcher.mark, lambda id_: id_.startswith(own_attempts), descendants
                 )
 
     @property

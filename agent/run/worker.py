@@ -14,7 +14,7 @@
    descendant. The exit code is that of the outcome.
 
 Where a killed agent's Ray still runs, the agent that replaces it adopts that Ray and follows the
-head at once (`first_state`).
+head at once (`state_with_surviving_ray`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WorkerAgent:
         self._network = run.effects.network
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
-        self._state = first_state(run, worker_goal(run.plan))
+        self._state = state_with_surviving_ray(run, worker_goal(run.plan))
 
         # The head: reports, replies, and what it asks for.
         self._link = self._head_link()
@@ -166,7 +166,7 @@ class WorkerAgent:
                 prune = run.effects.machine.prune_sessions
                 start(prune, plan.own_ray.session, run.best_effort)
             start(self._work.read_model)
-            self._executor.apply(w.wanted_of(self._state))
+            self._executor.apply(w.wanted_here(self._state))
 
         # From here on events decide, until one of them ends the worker.
         leave = await self._decide()
@@ -208,7 +208,7 @@ class WorkerAgent:
             case LogLine():
                 say_line(action)
             case Publish():
-                self._executor.apply(w.wanted_of(self._state))
+                self._executor.apply(w.wanted_here(self._state))
 
     def _runner_of(self, name: str) -> Runner | None:
         if name == RAY:
@@ -376,7 +376,7 @@ def worker_goal(plan: Plan) -> w.WorkerGoal:
     )
 
 
-def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
+def state_with_surviving_ray(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
     """Return the state in which the worker starts: with a killed agent's Ray if it can be kept."""
     if run.surviving is None:
         return worker.first_state(goal)

@@ -118,7 +118,7 @@ class WorkerTrace:
         self.now = 0.0
         self.actions: list[w.WorkerAction] = []
         survived = {item.name: item for item in self.state.items}
-        self.items = {**{name: began(name) for name in worker.wanted_of(self.state)}, **survived}
+        self.items = {**{name: began(name) for name in worker.wanted_here(self.state)}, **survived}
         if self.items and not kept:
             self.take(ItemsReported(()), 0.0)
         for at, event in history:
@@ -179,7 +179,7 @@ class WorkerTrace:
 
     def _published(self, before: w.WorkerState) -> list[w.WorkerAction]:
         """Return what begins and ends by what this node is to run now."""
-        now, was = worker.wanted_of(self.state), worker.wanted_of(before)
+        now, was = worker.wanted_here(self.state), worker.wanted_here(before)
         done: list[w.WorkerAction] = []
         for name in [name for name in was if name not in now]:
             if self.items[name].is_running:

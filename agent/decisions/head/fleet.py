@@ -162,7 +162,7 @@ class Fleet(Value):
             new = replace(new, agent_at={**new.agent_at, worker.ip: worker.key})
         return new.recount(worker.ip)
 
-    def expire_silent(self, now: float) -> Fleet:
+    def expire_silent_without_ray(self, now: float) -> Fleet:
         """Mark the workers as lost that are silent for too long where no Ray runs."""
         if self.silence_check_at is None or now < self.silence_check_at:
             return self

@@ -167,8 +167,8 @@ def _expire_due_reports(state: HeadState, turn: Turn) -> HeadState:
     return replace(state, reports_due=None)
 
 
-def _expire_silent(state: HeadState, turn: Turn) -> HeadState:
-    return replace(state, fleet=state.fleet.expire_silent(turn.now))
+def _expire_silent_without_ray(state: HeadState, turn: Turn) -> HeadState:
+    return replace(state, fleet=state.fleet.expire_silent_without_ray(turn.now))
 
 
 def _recount_absent(state: HeadState, turn: Turn) -> HeadState:
@@ -196,7 +196,7 @@ _BY_PHASE = {
 STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (_apply, "first: all others decide on what the event changed"),
     (_expire_due_reports, "after the event, which may be the report that a worker owes"),
-    (_expire_silent, "after the event, for the same reason"),
+    (_expire_silent_without_ray, "after the event, for the same reason"),
     (_recount_absent, "after silent workers: the share of an absent worker is absent"),
     (_log_changes, "before anything changes more: it logs what the event alone changed"),
     (own_ray.expire_doubt, "before the phase, which handles a lost Ray"),

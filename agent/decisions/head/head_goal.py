@@ -25,7 +25,11 @@ StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker 
 
 
 class HeadGoal(Value):
-    """The configuration of this run, fixed at the start; times are on the run's clock."""
+    """The configuration of this run; times are on the run's clock.
+
+    It is fixed at the start, but for the price, and what a record of the run that is found again
+    tells of hours and ranks.
+    """
 
     limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
     job_stop_grace: float  # seconds that a job may take to stop

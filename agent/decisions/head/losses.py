@@ -255,7 +255,7 @@ def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
     return state.goal.has_job and bool(state.fleet.alive)
 
 
-def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
+def verdict_of_attempt(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
     ended_at = state.job.ended_at
@@ -295,7 +295,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
         return leave(state, end, now)
 
     # Is a retry left? Announced losses do not use one, up to a number.
-    durable = end_of_attempt(state, end, now)
+    durable = durable_after_attempt(state, end, now)
     tried = durable.tried
     losses = attempts.count_losses(tried)
     if losses > state.goal.retries:
@@ -327,7 +327,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     return state.enter(HeadPhase.BOOTING, now)
 
 
-def end_of_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
+def durable_after_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
     """Return what is durable once the present attempt has ended so."""
     submitted = state.attempt.submitted
     seconds = None if submitted is None else now - submitted

@@ -297,7 +297,7 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     asked = answer_of(event, h.NodesAsked) is not None
     late = any(wait.is_over(now) for wait in pending_waits(state))
     if (asked and not state.job.unreachable_nodes) or late or losses.recent_loss(state, now):
-        return end_attempt(state, losses.attempt_end(state, report, now), now)
+        return end_attempt(state, losses.verdict_of_attempt(state, report, now), now)
     return state
 
 
@@ -308,7 +308,7 @@ def _end_of_job(state: HeadState, now: float) -> HeadState | None:
     if report is not None and report.ended:
         if losses.must_ask_nodes(state, report, now):
             return state.enter(HeadPhase.JUDGING, now).do(h.Ask(h.AskNodes(state.attempt.id)))
-        return end_attempt(state, losses.attempt_end(state, report, now), now)
+        return end_attempt(state, losses.verdict_of_attempt(state, report, now), now)
     if state.goal.by_shares and shares.job_report(state) is not None:
         end = shares.shares_verdict(state, now)
         if state.shares.is_settled:

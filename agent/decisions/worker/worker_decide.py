@@ -12,7 +12,7 @@ A worker finds the head, joins its Ray, follows it, and leaves:
 
 A stop and a refusal are complete by themselves. Any other event passes the steps of
 `_decide_event`, in their order there: what the event changes, whether the run ends here, what the
-phase decides, and the fence. What runs on this node follows from the state (`wanted_of`): Publish
+phase decides, and the fence. What runs on this node follows from the state (`wanted_here`): Publish
 has it carried out.
 """
 
@@ -58,7 +58,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out."""
     after, actions = _decide_event(state, event, now)
     is_over = after.phase is WorkerPhase.LEAVING
-    if not is_over and w.wanted_of(after) != w.wanted_of(state):
+    if not is_over and w.wanted_here(after) != w.wanted_here(state):
         actions = (*actions, v.Publish((v.HERE,)))
     return after, actions
 
@@ -121,7 +121,7 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
 
     # The head and its Ray, by phase.
     goal = state.goal
-    is_wanted = state.preparing or v.RAY in w.wanted_of(state)
+    is_wanted = state.preparing or v.RAY in w.wanted_here(state)
     is_found = state.ray_ready and is_wanted and not state.service_only
     if state.phase is WorkerPhase.FINDING and not is_found:
         until = goal.limits[wait_keys.HEAD]
@@ -430,7 +430,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.goal.by_shares:
         log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})", "done")
         return _follow(state, now), (log,)
-    return (enter_joining(state, now) if v.RAY in w.wanted_of(state) else state), ()
+    return (enter_joining(state, now) if v.RAY in w.wanted_here(state) else state), ()
 
 
 def _follow_without_ray(state: WorkerState, now: float) -> Decision:
@@ -459,9 +459,9 @@ def _ray_lines(before: WorkerState, state: WorkerState) -> list[v.LogLine]:
         lines.append(v.LogLine(f"{what} ({ray.in_full}): {then}", "warning"))
 
     # Is it to start?
-    want = w.wanted_of(state).get(v.RAY)
+    want = w.wanted_here(state).get(v.RAY)
     is_next = want is not None and (ray is None or want.generation > ray.generation)
-    if is_next and want != w.wanted_of(before).get(v.RAY):
+    if is_next and want != w.wanted_here(before).get(v.RAY):
         kind = "a plain Ray head" if state.is_plain_head else "the head"
         lines.append(v.LogLine(f"joining Ray at {kind} {state.goal.head} ({state.head_ip})"))
     return lines
@@ -583,7 +583,7 @@ def _is_fence_needed(state: WorkerState) -> bool:
 
 def _has_ray(state: WorkerState) -> bool:
     """Return whether Ray runs here, or starts."""
-    return v.RAY in w.wanted_of(state)
+    return v.RAY in w.wanted_here(state)
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:

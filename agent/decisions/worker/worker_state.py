@@ -172,7 +172,7 @@ class WorkerState(Value):
     @property
     def ray_is_up(self) -> bool:
         """Return whether the Ray that is wanted here is up, and belongs to the head's."""
-        want = wanted_of(self).get(RAY)
+        want = wanted_here(self).get(RAY)
         ray = self.ray
         if ray is None or want is None or ray.generation != want.generation:
             return False
@@ -239,7 +239,7 @@ def enter_joining(state: WorkerState, now: float) -> WorkerState:
     return replace(state, phase=WorkerPhase.JOINING, phase_since=now)
 
 
-def wanted_of(state: WorkerState) -> Wants:
+def wanted_here(state: WorkerState) -> Wants:
     """Return what this node is to run, by name: its steps, and what else the head wants here.
 
     Ray and the share begin once the steps are done. A fence ends all; afterwards steps run again,

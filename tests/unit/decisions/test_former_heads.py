@@ -41,7 +41,7 @@ from agent.run.head_server import first_reply
 from agent.run.make_goal import make_goal
 from agent.run.run_store import RunStore
 from agent.run.takeover import SurvivingProcesses
-from agent.run.worker import first_state, record_reachability
+from agent.run.worker import record_reachability, state_with_surviving_ray
 from agent.settings.redact import Redactor
 from support.conditions import await_true
 from support.event_words import cases
@@ -587,13 +587,13 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
     """Both agents were killed before this node joined."""
     run = made_run(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
     preparing = replace(GOAL, steps=(SHARED_DATA_STEP,))
-    before = first_state(run, preparing)
+    before = state_with_surviving_ray(run, preparing)
     assert not before.has_agent
     after, _ = worker.decide(before, replied(ready=False), 1)
     record_reachability(run, before, after)
-    run.surviving = SurvivingProcesses(run.node.record, ())
+    run.surviving = SurvivingProcesses(run.node.record)
     run.close()
-    first = first_state(run, preparing)
+    first = state_with_surviving_ray(run, preparing)
     assert (first.has_agent, first.ray) == (True, None)
     state, actions = worker.decide(first, replied(epoch=None, phase="", run=""), 1)
     assert (state.is_plain_head, state.ray_ready, actions) == (False, False, ())

@@ -17,7 +17,7 @@ from agent.decisions.attempts import Attempt
 from agent.decisions.durable import Durable, Losses, Stop, Succession, on_clock
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.head.losses import end_of_attempt
+from agent.decisions.head.losses import durable_after_attempt
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import RAY, ItemReport, Step
 from agent.decisions.worker import worker_state as w
@@ -442,7 +442,7 @@ def test_a_verdict_is_sent_to_all_nodes_of_its_attempt() -> None:
     plan = plan_of({"EXPECTED_WORKERS": "1"})
     with closing(socket()) as port:
         assert count_possible_callers(plan, [port], state) == 2
-        over = replace(state, durable=end_of_attempt(state, OWN, 1.0))
+        over = replace(state, durable=durable_after_attempt(state, OWN, 1.0))
         assert over.attempt.submitted is None
         assert count_possible_callers(plan, [port], over) == 2
 

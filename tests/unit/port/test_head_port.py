@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.run.make_ready import open_port, refusal_of_head
+from agent.run.make_ready import bind_own_address, refusal_of_head
 from agent.settings.redact import Redactor
 from agent.settings.rules import may_listen_on
 from support.free_ports import free_port
@@ -43,24 +43,24 @@ def test_the_internet_needs_a_token(address: str, environ: dict[str, str], may: 
 
 def test_a_head_opens_its_port_or_gives_the_reason() -> None:
     """An address that is not this node's is an error of its own."""
-    (listening,) = open_port(a_plan(), OWN, None)
+    (listening,) = bind_own_address(a_plan(), OWN, None)
     assert listening.getsockname()[0] == OWN
     listening.close()
     with pytest.raises(PreflightError, match="cannot be taken"):
-        open_port(a_plan(), PUBLIC, None)
+        bind_own_address(a_plan(), PUBLIC, None)
 
 
 def test_an_unfit_head_opens_its_port_unless_that_is_refused() -> None:
     """It is open for the goodbye, except on a public address or one that it lacks."""
-    (listening,) = open_port(a_plan(), OWN, REFUSAL)
+    (listening,) = bind_own_address(a_plan(), OWN, REFUSAL)
     listening.close()
-    assert open_port(a_plan(), PUBLIC, REFUSAL) == []
-    assert open_port(a_plan(RAY_AUTH_TOKEN=SECRET), PUBLIC, REFUSAL) == []
+    assert bind_own_address(a_plan(), PUBLIC, REFUSAL) == []
+    assert bind_own_address(a_plan(RAY_AUTH_TOKEN=SECRET), PUBLIC, REFUSAL) == []
 
 
 def test_loopback_is_taken_already() -> None:
     """A head whose address is 127.0.0.1 needs no second socket."""
-    assert open_port(a_plan(), "127.0.0.1", None) == []
+    assert bind_own_address(a_plan(), "127.0.0.1", None) == []
 
 
 def test_a_heads_refusal_names_the_head() -> None:

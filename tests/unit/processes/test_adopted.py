@@ -131,7 +131,7 @@ def test_ranks_of_a_torchrun_that_is_gone_are_ended() -> None:
     torchrun.kill()
     torchrun.wait()
     try:
-        SurvivingProcesses(record, (RAY,), processes)
+        SurvivingProcesses(record, processes).end_useless((RAY,))
         anyio.run(is_so, lambda: not lives(rank))
         assert lives(other)
     finally:
@@ -151,7 +151,7 @@ def test_ports_of_a_killed_agents_ray_are_waited_for(monkeypatch: pytest.MonkeyP
     """An exiting process frees its ports last; a port that stays taken is refused."""
     monkeypatch.setattr(times, "DESCENDANTS_EXIT", 0.5)
     plan = plan_of({"AGENT_PORT": str(free_port())})
-    left = SurvivingProcesses(record_with(), ())
+    left = SurvivingProcesses(record_with())
     taken = bind("127.0.0.1", plan.ports.node_manager)
 
     def prepared(former: SurvivingProcesses | None) -> str:
@@ -185,7 +185,8 @@ async def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> N
     if ray == "is gone":
         os.kill(pids["ray_start"], 9)
         await is_so(lambda: not lives(pids["ray_start"]))
-    left = SurvivingProcesses(record, (RAY, "reward"))
+    left = SurvivingProcesses(record)
+    left.end_useless((RAY, "reward"))
     assert left.has_ray is (ray == "lives")
     assert left.running.keys() == {*kept}
     all_names = (RAY, "reward", "ray bridge")

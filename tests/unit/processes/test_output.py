@@ -192,7 +192,7 @@ from support.worlds import plan_of
 environ, facts = read("kuberay-submitter-head")
 plan = plan_of({**environ, "AGENT_LOG_DIR": sys.argv[1]}, facts, ["true"])
 folder = RunFolder(Path(sys.argv[1]), "run-1", "node-a")
-left = None if folder.former is None else SurvivingProcesses(folder.former, ())
+left = None if folder.former is None else SurvivingProcesses(folder.former)
 run = made_run(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
 output, _ = anyio.run(start_job_output, run, sys.argv[2], "", JobLines(str))
 sys.stdin.readline()
