@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One reply of the server; a body that is not bytes is sent as JSON."""
+    """One reply of the server; a body that is not bytes is sent as JSON, a status of 0 is none."""
 
     body: object = b""
     status: int = 200
@@ -64,6 +64,9 @@ class FakeServer:
                 answer = outer._reply(
                     Asked(self.command, self.path, headers, content, time.monotonic())
                 )
+                if not answer.status:  # the connection ends without a reply
+                    self.close_connection = True
+                    return
                 raw = answer.body
                 body = raw if isinstance(raw, bytes) else json.dumps(raw).encode()
                 self.send_response(answer.status)

@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,6 +19,7 @@ from agent.record.outcome_file import RunFacts, outcome_text
 from agent.record.run_record import AttemptOutcome
 from agent.settings import load
 from support.example_table import IN_THE_CONTAINER, make_pods, runtime_template
+from support.fake_server import Answer, by_turns, fake_server
 from support.free_ports import free_port
 from support.launches import (
     EXAMPLES,
@@ -41,6 +40,7 @@ pytestmark = pytest.mark.processes
 # --- Slurm -------------------------------------------------------------------------------------
 
 
+NO_FACTS = RunFacts()
 SCRIPTS = [f"slurm/{name}.sbatch" for name in ("plain", "apptainer", "pyxis", "amd")]
 PLAIN_THEN_OTHERS = [
     SCRIPTS[0],
@@ -58,6 +58,13 @@ def test_slurm_starts_one_agent_a_node(path: str, tmp_path: Path) -> None:
     assert sbatch(shell, path, code=7) == 7
     (step,) = [call for call in shell.calls() if call.program == "srun"]
     assert "--kill-on-bad-exit=1" in step.argv
+
+
+def leave(tmp_path: Path, outcome: Outcome, facts: RunFacts = NO_FACTS) -> None:
+    """Write the outcome where the head's node has it."""
+    folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
+    folder.mkdir(parents=True)
+    (folder / "outcome.json").write_text(outcome_text(outcome, facts), encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", PLAIN_THEN_OTHERS)
@@ -78,10 +85,7 @@ def test_slurm_requeues_what_was_lost(  # noqa: PLR0913 - a table's row
     """On 75 the job is requeued, up to three times; any other exit code is final."""
     shell = Shell.make(tmp_path)
     if kind is not None:
-        folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
-        folder.mkdir(parents=True)
-        text = outcome_text(Outcome(kind, 0 if kind is Kind.DONE else 75, "why"))
-        (folder / "outcome.json").write_text(text, encoding="utf-8")
+        leave(tmp_path, Outcome(kind, 0 if kind is Kind.DONE else 75, "why"))
     assert sbatch(shell, path, code, restarts) == code
     asked = [call.argv for call in shell.calls() if call.program == "scontrol"]
     assert asked == ([("requeue", "4711")] if again else [])
@@ -108,16 +112,13 @@ def test_a_lost_node_of_a_group_is_no_failure(
         assert component["ntasks-per-node"] == "1"
     shell = Shell.make(tmp_path)
     if kind is not None:
-        folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
-        folder.mkdir(parents=True)
         attempts = (AttemptOutcome(1, "2026-11-01", None, "a node is lost", 75),)
-        text = outcome_text(Outcome(kind, own, "why"), RunFacts(attempts=attempts))
-        (folder / "outcome.json").write_text(text, encoding="utf-8")
+        leave(tmp_path, Outcome(kind, own, "why"), RunFacts(attempts=attempts))
     assert sbatch(shell, path, of_srun) == code
     calls = shell.calls()
-    step, watch = sorted(
+    watch, step = sorted(
         (call for call in calls if call.program == "srun"),
-        key=lambda call: "--overlap" in call.argv,
+        key=lambda call: "--overlap" not in call.argv,
     )
     assert {"--het-group=0", "--relative=1", "--gres=none"} <= {*watch.argv}
     assert not [name for name in watch.environ if name.startswith("SLURM_GPUS")]
@@ -165,14 +166,12 @@ def test_amd_reports_a_missing_container_engine(tmp_path: Path) -> None:
 
 def kubernetes_pods() -> dict[str, dict[str, Any]]:
     """Return the pod of every manifest."""
+    group = documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"]
+    job = documents("kubernetes/pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"]
     found = {
-        "lws": documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"][
-            "workerTemplate"
-        ],
+        "lws": group["workerTemplate"],
         "trainjob": runtime_template(documents("kubernetes/kubeflow-trainjob.yaml")[0]),
-        "pytorchjob": documents("kubernetes/pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"][
-            "Worker"
-        ]["template"],
+        "pytorchjob": job["Worker"]["template"],
     }
     return {name: template["spec"] for name, template in found.items()}
 
@@ -226,10 +225,11 @@ def test_the_loop_ends_with_the_heads_code(tmp_path: Path) -> None:
     command = [*shell.loop(), "run", "--", "echo", "a b", "{nodes}"]
     assert shell.run(command, given) == 7
     assert {call.argv for call in shell.agents()} == {("run", "--", "echo", "a b", "{nodes}")}
-    assert {path.name for path in (tmp_path / "home").glob("*.log")} == {
-        "10.0.0.6.log",
-        "10.0.0.7.log",
-    }
+    logs = {path.name for path in (tmp_path / "home").glob("*.log")}
+    assert logs == {"10.0.0.6.log", "10.0.0.7.log"}
+
+
+NO_REPLY = Answer(status=0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -248,57 +248,33 @@ def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ((500, b"try later"), "try later"),
-        ((200, b"<html>"), "JSONDecodeError"),
-        ((200, b"{}"), "KeyError('id')"),
-        ((0, b""), "RemoteDisconnected"),  # the connection ends without a reply
-        ((422, b"no such GPU"), "no such GPU"),
+        (Answer(b"try later", 500), "try later"),
+        (Answer(b"<html>"), "JSONDecodeError"),
+        (Answer(b"{}"), "KeyError('id')"),
+        (NO_REPLY, "RemoteDisconnected"),
+        (Answer(b"no such GPU", 422), "no such GPU"),
     ],
 )
 def test_every_pod_is_terminated_after_a_broken_reply(
-    reply: tuple[int, bytes],
+    reply: Answer,
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The third pod fails, and so does the end of the first: the second is terminated too."""
-    replies = {
-        "POST": [(200, b'{"id": "a"}'), (200, b'{"id": "b"}'), reply],
-        "DELETE": [(0, b""), (204, b"")],
-    }
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            asked.append(f"{self.command} {self.path}")
-            code, body = replies[self.command].pop(0)
-            if code:
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        do_POST = do_DELETE = _answer  # noqa: N815 - the names of http.server
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    script = make_pods()
     request = json.loads((EXAMPLES / "runpod/pod.json").read_text(encoding="utf-8"))
     request["env"]["EXPECTED_WORKERS"] = "2"
     (tmp_path / "pod.json").write_text(json.dumps(request), encoding="utf-8")
+    script = make_pods()
     monkeypatch.setattr(script, "HERE", tmp_path)
     monkeypatch.setenv("RUNPOD_API_KEY", "key")
     monkeypatch.setattr(sys, "argv", ["pods.py", "--no-secrets"])
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        monkeypatch.setattr(script, "API", f"http://127.0.0.1:{server.server_address[1]}")
-        try:
-            assert script.main() == 1
-        finally:
-            server.shutdown()
+    made = (Answer({"id": "a"}), Answer({"id": "b"}), reply)
+    with fake_server(by_turns(*made, NO_REPLY, Answer(b"", 204))) as server:
+        monkeypatch.setattr(script, "API", server.url)
+        assert script.main() == 1
+    asked = [f"{one.method} {one.path}" for one in server.asked]
     assert asked == ["POST /pods"] * 3 + ["DELETE /pods/a", "DELETE /pods/b"]
     printed = capsys.readouterr().err
     assert said in printed

@@ -87,19 +87,30 @@ def login_node(folder: Path) -> dict[str, str]:
     return {"PATH": f"{bin_folder}:{os.defpath}", "HOME": str(folder), **git_variables(str(hosted))}
 
 
+def init(recipe: str, *flags: str, container: str = "none") -> None:
+    """Write the start files of Slurm."""
+    words = ["init", "slurm", recipe, "--container", container, "--nodes", "2", "--gpus", "8"]
+    assert agent([*words, *flags]) == 0
+
+
+def fetched(folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run `fetch.sh` on the login node."""
+    command = ["bash", str(folder / "fetch.sh")]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("container", "recipe"), [*pairs()])
 def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path) -> None:
     """Image, repository, model, data and services are there; a second run makes no image."""
     made = tmp_path / "made"
     environ = login_node(tmp_path)
     (tmp_path / "pod-agent").write_bytes(ONE_FILE)
-    words = ["init", "slurm", recipe, "--container", container, "--nodes", "2", "--gpus", "8"]
-    words += ["--agent", str(tmp_path / "pod-agent"), "--to", str(made)]
+    flags = ["--agent", str(tmp_path / "pod-agent"), "--to", str(made)]
     if container == "none":
-        words += ["--python", str(tmp_path / "bin/python3")]
+        flags += ["--python", str(tmp_path / "bin/python3")]
     if missing_image("slurm", container, recipe):
-        words += ["--image", "ghcr.io/acme/rl:1"]
-    assert agent(words) == 0
+        flags += ["--image", "ghcr.io/acme/rl:1"]
+    init(recipe, *flags, container=container)
 
     # Places of an image are here, too.
     for place, source in search_r1_image(tmp_path / "parts").items():
@@ -109,9 +120,7 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
     fetch.write_text(fetch.read_text().replace(" /opt/", f" {tmp_path}/opt/"))
 
     for time in ("first", "second"):
-        done = subprocess.run(
-            ["bash", str(fetch)], env=environ, capture_output=True, text=True, check=False
-        )
+        done = fetched(made, environ)
         assert done.returncode == 0, f"{time}: {done.stdout}{done.stderr}"
         assert done.stdout.endswith(f"all is here: sbatch {recipe}.sbatch\n")
         for name in filter(None, (IMAGE_FILES[container], *RECIPES[recipe])):
@@ -121,7 +130,7 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
     makes = [line for line in calls.splitlines() if line.split()[1:2] in (["import"], ["save"])]
     makes += [line for line in calls.splitlines() if line.split()[1:2] in (["pull"], ["build"])]
     expected = {"none": 0, "apptainer": 1, "pyxis": 1, "podman": 2}[container]
-    installs = recipe in {"openrlhf-grpo", "trl-grpo", "rehearsal"} and "--image" not in words
+    installs = recipe in {"openrlhf-grpo", "trl-grpo", "rehearsal"} and "--image" not in flags
     assert len(makes) == expected + (container == "podman" and installs)
 
 
@@ -139,23 +148,16 @@ def test_the_agent_is_installed_once(
     monkeypatch.setattr(init_verb, "one_file_here", lambda: None)
     made = tmp_path / "made"
     environ = login_node(tmp_path) | {"PIP_NO_INDEX": "1"}
-    words = ["init", "slurm", "verl-grpo", "--container", container, "--nodes", "2", "--gpus", "8"]
-    words += ["--to", str(made)]
+    flags = ["--to", str(made)]
     if container == "none":
-        words += ["--python", str(tmp_path / "bin/python3")]
-    assert agent(words) == 0
+        flags += ["--python", str(tmp_path / "bin/python3")]
+    init("verl-grpo", *flags, container=container)
     program = made / "pod-agent-venv/bin/pod-agent"
     assert '"$PWD/pod-agent-venv/bin/pod-agent"' in (made / "verl-grpo.sbatch").read_text()
 
     installed = set()
     for time in ("first", "second"):
-        done = subprocess.run(
-            ["bash", str(made / "fetch.sh")],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = fetched(made, environ)
         assert done.returncode == 0, f"{time}: {done.stdout}{done.stderr}"
         installed.add(program.stat().st_mtime_ns)
     assert len(installed) == 1
@@ -177,15 +179,8 @@ def test_a_missing_container_program_is_named(
     """On a login node without it `fetch.sh` says where to run it, and begins nothing."""
     environ = login_node(tmp_path)
     (tmp_path / "bin" / program).unlink()
-    words = ["init", "slurm", "verl-grpo", "--container", container, "--nodes", "2", "--gpus", "8"]
-    assert agent([*words, "--to", str(tmp_path / "made")]) == 0
-    done = subprocess.run(
-        ["bash", str(tmp_path / "made/fetch.sh")],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    init("verl-grpo", "--to", str(tmp_path / "made"), container=container)
+    done = fetched(tmp_path / "made", environ)
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stderr.endswith("srun bash fetch.sh\n")
@@ -197,15 +192,8 @@ def test_a_python_without_the_framework_is_named(tmp_path: Path) -> None:
     (tmp_path / "packages" / "verl" / "__init__.py").unlink()
     (tmp_path / "packages" / "verl").rmdir()
     (tmp_path / "pod-agent").write_bytes(ONE_FILE)
-    words = ["init", "slurm", "verl-grpo", "--nodes", "2", "--gpus", "8", "--to", str(tmp_path)]
-    words += ["--python", str(tmp_path / "bin/python3"), "--agent", str(tmp_path / "pod-agent")]
-    assert agent([*words, "--force"]) == 0
-    done = subprocess.run(
-        ["bash", str(tmp_path / "fetch.sh")],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    programs = ["--python", str(tmp_path / "bin/python3"), "--agent", str(tmp_path / "pod-agent")]
+    init("verl-grpo", *programs, "--to", str(tmp_path), "--force")
+    done = fetched(tmp_path, environ)
     assert done.returncode == 1
     assert done.stderr == f"verl is not in {tmp_path}/bin: install it there\n"

@@ -29,7 +29,6 @@ from support.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from agent.frameworks.recipe import Command
 
@@ -336,15 +335,10 @@ def added_by_the_recipe(seed: dict[str, Any]) -> list[str]:
 PAGES = {f"recipes/{name}.md": name for name in NAMES}
 
 
-def check(path: Path, wanted: str) -> None:
-    """Compare a page with what it is made of, or write it."""
-    assert_golden(path, wanted)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_the_settings_of_a_recipe(page: str) -> None:
     """The page has every row of the table."""
-    check(ROOT / "docs" / page, settings_page(PAGES[page]))
+    assert_golden(ROOT / "docs" / page, settings_page(PAGES[page]))
 
 
 def test_no_page_is_left_over() -> None:
@@ -355,7 +349,7 @@ def test_no_page_is_left_over() -> None:
 
 def test_migrate() -> None:
     """The page has every step of the documents, and every launch command."""
-    check(ROOT / "docs" / "migrate.md", migrate_page())
+    assert_golden(ROOT / "docs" / "migrate.md", migrate_page())
 
 
 @pytest.mark.parametrize(
