@@ -312,6 +312,8 @@ def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
         subprocess.Popen(["sleep", "1000"], env={**environ, "RUN_ID": mark}, start_new_session=True)
         for mark in ("run-1", "run-2")
     ]
+    # Linux shows a program's variables only some moments after its start.
+    anyio.run(is_so, lambda: all(psutil.Process(one.pid).environ() for one in started))
     try:
         (name,) = kill_marked("RUN_ID", "run-1".__eq__)
         assert name == f"sleep (pid {started[0].pid})"
