@@ -16,7 +16,7 @@ from agent.decisions.head.losses import MAX_NODES_BY_NAME, record_fleet
 from agent.decisions.shared import SAMPLE, Answer, ItemReport, Step
 from agent.plan import waits as wait_keys
 from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
-from agent.port.reports import Expected, Reports, TooManyAgentsError, agent_limit
+from agent.port.reports import Expected, Reports, TooManyAgentsError
 from agent.record.summary import Timeline
 from support.heads import (
     NODES,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 FIRST = Reply(1, "run", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
 BYE = Bye("asked to stop by SIGTERM", "the last line")
-KEPT = agent_limit(1)
+KEPT = 60
+"""The most agents of these heads."""
 PODS = KEPT * 4 // 3
 WORD = ItemReport(RETRIEVER, Step.READY)
 

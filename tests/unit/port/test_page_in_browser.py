@@ -40,17 +40,25 @@ def visited(*visits: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
     return anyio.run(visit_each)
 
 
-def test_runs_are_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {"hang": 3, "lost": 256, "single": 3, "groups": 3},
+        pytest.param({"early": 3, "stepless": 3}, marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_runs_are_shown(runs: dict[str, int], tmp_path: Path) -> None:
     """With judgment and texts, without complaints of the browser, and within all limits."""
-    runs = {"hang": 3, "lost": 256, "early": 3, "stepless": 3, "single": 3, "groups": 3}
     visit = partial(visit_situation, windows=LOOKS, folder=tmp_path, axe=None)
     assert visited(*(partial(visit, situation=run, nodes=n) for run, n in runs.items())) == []
 
 
-def test_reports_open_from_their_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["failed", pytest.param("ended", marks=pytest.mark.slow)])
+def test_reports_open_from_their_files(end: str, tmp_path: Path) -> None:
     """Under their own policy, without a server."""
     visit = partial(visit_report, nodes=16, windows=LOOKS, folder=tmp_path, axe=None)
-    assert visited(*(partial(visit, situation=end) for end in ("failed", "ended"))) == []
+    assert visited(partial(visit, situation=end)) == []
 
 
 @pytest.mark.slow
