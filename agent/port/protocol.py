@@ -133,6 +133,8 @@ class Hello(Value):
     group: str = ""  # Its group, where that is set on its node
     members: ByName[Count] = field(default_factory=dict)
     """By service of a group: how many members a node like this one has."""
+    left: ByName[Count] = field(default_factory=dict)
+    """The generations of services that a killed agent has left running, and none has adopted."""
     facts: Facts | None = None  # Facts about its machine
     clock: Timestamp | None = None  # Its clock when the hello was sent, in seconds since 1970
     findings: Items[Finding] = ()  # The findings of its own checks at its start

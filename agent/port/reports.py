@@ -677,6 +677,7 @@ class Reports:
             group=agent.hello.group,
             gpus=agent.hello.gpus,
             members=agent.hello.members,
+            left=agent.hello.left,
             memory=report.memory,
             notice=report.notice,
         )

@@ -38,6 +38,7 @@ class StartedProcess(Value):
     name: str
     pid: int
     start: int  # field 22 of /proc/<pid>/stat: ticks since the machine's boot
+    generation: int = 0  # of a service, as the head counts it; else 0
 
 
 class PidSpace(Value):
@@ -137,12 +138,12 @@ def read_pid_space() -> PidSpace:
     return PidSpace(boot_id, namespace, socket.gethostname())
 
 
-def process_of(name: str, pid: int) -> StartedProcess | None:
+def process_of(name: str, pid: int, generation: int = 0) -> StartedProcess | None:
     """Return a running process by its pid, or None."""
     stat = read_stat(pid)
     if stat is None:
         return None
-    return StartedProcess(name, pid, stat.start)
+    return StartedProcess(name, pid, stat.start, generation)
 
 
 def own_record(node: str, run_id: str) -> NodeRecord:
@@ -290,9 +291,9 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         self._path: Path | None = None  # of the last write
         self.put(record)
 
-    def add_process(self, name: str, pid: int) -> None:
+    def add_process(self, name: str, pid: int, generation: int = 0) -> None:
         """Add a process; one that has exited already is skipped."""
-        process = process_of(name, pid)
+        process = process_of(name, pid, generation)
         if process is None:
             return
         others = [other for other in self.record.started if other.pid != pid]

@@ -211,7 +211,7 @@ class LocalWork:
 
         await until(read_line, None, step=pause, longest=pause, on_evidence=log)
 
-    async def serve(self, name: str, _want: Want, progress: OnProgress) -> str:
+    async def serve(self, name: str, want: Want, progress: OnProgress) -> str:
         """Run a service until it ends; return why it did."""
         plan = self._run.plan
         spec = next(spec for spec in plan.possible_services if spec.name == name)
@@ -230,7 +230,9 @@ class LocalWork:
             env[KEY] = await front_key_of(self._run)
         argv = spec.command(place)
         grace = plan.budget.services
-        async with self._run.running(name, argv, env, spec.log, grace=grace) as child:
+        async with self._run.running(
+            *(name, argv, env, spec.log), grace=grace, generation=want.generation
+        ) as child:
             return await self._serve(child, spec, place, progress)
 
     async def _serve(

@@ -382,6 +382,7 @@ class NodeRun:
         *,
         keep_group: bool = False,
         on_output: Callable[[bytes], None] = lambda _data: None,
+        generation: int = 0,
     ) -> Child:
         """Start a child whose output goes to a file of the run folder, or adopt a surviving one."""
         file = partial(self.folder.file, log)
@@ -391,7 +392,7 @@ class NodeRun:
             return child
         start = self.effects.processes.start
         child = await start(name, argv, env, file, keep_group=keep_group, on_output=on_output)
-        self.record_child(child)
+        self.record_child(child, generation)
         return child
 
     @asynccontextmanager
@@ -406,12 +407,18 @@ class NodeRun:
         leader_ends_group: bool = False,
         keep_group: bool = False,
         on_output: Callable[[bytes], None] = lambda _data: None,
+        generation: int = 0,
     ) -> AsyncIterator[Child]:
         """Start or adopt a child, and end it with this context, within `grace` seconds.
 
-        Its pid is recorded for the next agent as long as it runs.
+        Its pid is recorded for the next agent as long as it runs, and a service's generation.
         """
-        child = await self.start(name, argv, env, log, keep_group=keep_group, on_output=on_output)
+        child = await self.start(
+            *(name, argv, env, log),
+            keep_group=keep_group,
+            on_output=on_output,
+            generation=generation,
+        )
         try:
             yield child
         finally:
@@ -420,10 +427,10 @@ class NodeRun:
                     await child.stop(grace, leader_ends_group=leader_ends_group)
                 self.node.remove_process(child.pid)
 
-    def record_child(self, child: Child) -> None:
-        """Record a started child."""
+    def record_child(self, child: Child, generation: int = 0) -> None:
+        """Record a started child, of a service with its generation."""
         self.record(ProcessStarted(child.name, child.pid))
-        self.node.add_process(child.name, child.pid)
+        self.node.add_process(child.name, child.pid, generation)
 
     def record_outcome(self, outcome: Outcome, end: RunEnd | None = None) -> None:
         """Record the outcome, log what is known of the end, and send it to the user."""

@@ -177,6 +177,12 @@ class SurvivingProcesses:
         """Return whether this node's Ray still runs and was not adopted yet."""
         return RAY in self.running
 
+    @property
+    def services(self) -> dict[str, int]:
+        """Return the services that still run and were not adopted yet, with their generations."""
+        known = self.running.values()
+        return {one.name: one.generation for one in known if one.generation}
+
     def has_generation(self, generation: int) -> bool:
         """Return whether a worker's Ray of this generation still runs."""
         return self.has_ray and self.record.ray_generation == generation

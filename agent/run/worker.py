@@ -68,7 +68,7 @@ from agent.settings.rules import may_listen_on
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aiohttp import web
 
@@ -119,7 +119,10 @@ class WorkerAgent:
             agent_port=plan.ports.agent,
             gcs_port=plan.ports.gcs,
             token=plan.secret(),
-            hello=lambda: make_hello(plan, self._reply, run.redactor.clean),
+            hello=lambda: make_hello(
+                *(plan, self._reply, run.redactor.clean),
+                left={} if run.surviving is None else run.surviving.services,
+            ),
             report=self._report,
             emit=self._inbox.put,
             on_reply=self._on_reply,
@@ -436,8 +439,16 @@ def may_join_plain_ray(plan: Plan) -> bool:
 # --- What it sends to the head ------------------------------------------------------------------
 
 
-def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> Hello:
-    """Return a worker's hello; `last` is the last reply of a head that may be restarted."""
+def make_hello(
+    plan: Plan,
+    last: Reply | None,
+    clean: Callable[[str], str],
+    left: Mapping[str, int],
+) -> Hello:
+    """Return a worker's hello; `last` is the last reply of a head that may be restarted.
+
+    `left` are the generations of the services that a killed agent has left.
+    """
     # Without Ray each node starts its share of the job: it must be the same job.
     job = ""
     if plan.share_launcher is not None and plan.job is not None:
@@ -460,6 +471,7 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
         gpus=plan.gpus,
         group=plan.own_group,
         members=plan.gpu_split.fits,
+        left=left,
         run_id="" if last is None else last.run_id,
         attempt=0 if last is None else last.submitted,
         fingerprint="" if last is None else last.fingerprint,

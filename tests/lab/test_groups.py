@@ -240,6 +240,30 @@ def test_what_a_group_survives(cluster: Cluster, shared: Path) -> None:
     assert stale_samples(head.stdout()) == 0
 
 
+@pytest.mark.pods(3)
+def test_a_killed_agent_leaves_engines_their_weights(cluster: Cluster, shared: Path) -> None:
+    """By NCCL none could get them again: agents of engines and head are killed at no cost."""
+    set_up(cluster, shared, "nccl")
+    for pod in cluster.pods:
+        file = pod.tmp / "services.toml"
+        file.write_text(file.read_text().replace("min = 2", 'lost = "retry"'))
+    agents = cluster.agents(sys.executable, "-c", "import time; time.sleep(30)")
+    head, first, _ = agents
+    head.wait_for("job .* attempt 1", timeout=BOOT)
+    before = engines_in(first)
+    kill_agent(first)
+    first.wait_for("engine.0 .* adopted", timeout=20)
+    all_serve(head, "a killed agent of engines")
+    kill_agent(first)
+    kill_agent(head)
+    head.wait_for("still runs: adopted", timeout=20)
+    await_true("the head reports", lambda: "groups" in status_of_head(head), 20, step=0.5)
+    all_serve(head, "killed agents of engines and head")
+    assert engines_in(first) == before
+    assert ends(agents) == [0, 0, 0], head.tail()
+    assert len(cluster.outcome(0)["attempts"]) == 1
+
+
 @pytest.mark.pods(2)
 def test_weights_as_prime_rl_sends_them(cluster: Cluster, shared: Path) -> None:
     """Two engines on one node: one that is killed gets the newest folder before it serves."""

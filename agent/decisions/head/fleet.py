@@ -58,6 +58,8 @@ class Worker(Value):
     gpus: int = 0  # the GPUs of its node
     members: Mapping[str, int] = field(default_factory=dict)
     """By service of a group: how many members its node has, where it is of the group."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """The generations of services that a killed agent of its node has left running."""
     memory: str = ""  # what the kernel's OOM killer did there last, or ''
     silent: str = ""  # why it stopped reporting; '' while it reports
     silent_since: float = 0.0  # when it was found to be silent

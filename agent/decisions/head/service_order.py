@@ -163,7 +163,8 @@ def _item(state: HeadState, key: Key) -> Item:
 def order_services(state: HeadState, turn: Turn) -> HeadState:
     """Have a reporting worker run its services, once they are not blocked.
 
-    What runs there since an earlier head wanted it is kept, by its generation. A member that the
+    What runs there since an earlier head wanted it is kept, by its generation, and so is what a
+    killed agent of the node has left: its process has the weights that it had. A member that the
     node had with another rank is not: at the port of this one it would be taken for another.
     """
     if not isinstance(turn.event, h.WorkerReported):
@@ -194,6 +195,8 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
         runs = known is not None and known.step is not Step.LOST and not is_of_former_rank
         if known is not None and runs:
             generation = known.generation
+        elif known is None and key[1] in worker.left and not is_of_former_rank:
+            generation = worker.left[key[1]]
         else:
             counted = next_generation(state, spec, key)
             if counted is None:

@@ -119,6 +119,10 @@ WORDS = {
     "front sees STSS again": seen("STSS", generations=(2, 2, 1, 1)),
     "front sees DDSS, three starts": seen("DDSS", generations=(3, 1, 1, 1)),
     "next pod2 is there": says(2, agent=4),
+    "next agent of pod2": h.WorkerReported(
+        replace(says(2, agent=4).worker, left={"engine.0": 1, "engine.1": 1})
+    ),
+    "next pod2 ready ready": says(2, "ready", "ready", agent=4),
     "next pod2 ready ready again": says(2, "ready", "ready", generation=2, agent=4),
     **{f"pod{n} {one} {other}": says(n, one, other) for n in (2, 3) for one, other in STEPS},
     **{f"pod2 {one} {other} again": says(2, one, other, generation=2) for one, other in STEPS},
@@ -243,6 +247,10 @@ a pod that is replaced has no weights by NCCL [by nccl, all needed]
     9 next pod2 is there -> start engine.0 on agent4, generation 2
         & start engine.1 on agent4, generation 2
     10 next pod2 ready ready again | members TTSS
+an agent that was killed has left them, with their weights [by nccl, ends an attempt]
+    all needed run | 7 pod2 silent: no answer
+    9 next agent of pod2 -> start engine.0 on agent4 & start engine.1 on agent4
+    10 next pod2 ready ready | members SSSS | phase running
 a member that loads as the trainer sends its weights by NCCL [by nccl, one needed]
     one needed runs | 7 pod2 ready ready | members STLL
 one that loads for too long is started again

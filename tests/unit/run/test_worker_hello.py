@@ -26,7 +26,7 @@ def test_a_head_reads_what_a_worker_knows(
     """Name, versions, GPUs and facts of the machine arrive; without Ray a job's identity."""
     plan = plan_of(environ, MACHINE, command)
     hello = msgspec.json.decode(
-        msgspec.json.encode(make_hello(plan, None, lambda text: text)), type=Hello
+        msgspec.json.encode(make_hello(plan, None, lambda text: text, {})), type=Hello
     )
     assert (hello.name, hello.gpus) == (plan.topology.node_name, plan.gpus)
     assert hello.ray == (MACHINE.ray.version if command is None else None)
